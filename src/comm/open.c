@@ -1,9 +1,9 @@
 /*
- * open.c: from options to a world: join, choose transports by where the ranks run, connect.
+ * open.c: opens a world from options: joins it, chooses transports by the ranks' hosts, connects.
  *
- * Everybody makes the same choice, because it depends on the hosts alone, or on what the user said;
- * that all were told the same is checked in the first exchange. A rank that cannot do its part says so
- * there, so that all fail at once and name it, instead of waiting for it.
+ * All ranks make the same choice, because it depends only on the hosts or on the user's setting; the
+ * first exchange checks that all have the same setting. A rank that fails reports it in the exchange, so
+ * that all ranks fail at once and name it, instead of waiting for it.
  *
  *   all ranks on one host          shm
  *   every rank on a host alone     tcp
@@ -19,9 +19,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the ranks tell each other before and while they connect. */
+/* The message that ranks exchange before and while they connect. */
 typedef struct greeting {
-    uint32_t status; /* a tdm_status: not OK when this rank cannot go on, and then why */
+    uint32_t status; /* a tdm_status: not OK if this rank failed; then `text` has the reason */
     uint32_t address_bytes;
     char transport[16];
     char text[400];
@@ -34,14 +34,14 @@ typedef struct opening {
     tdm__host *host;
     int *host_of;
     int local_count;
-    const char *near, *far;         /* transports: NULL where there is none */
-    char name[16];                  /* of both */
-    tdm__cancellation cancellation; /* of all waits: the caller's, and the control's */
+    const char *near, *far;         /* transports within and between hosts; NULL: none */
+    char name[16];                  /* of both, such as "shm+tcp" */
+    tdm__cancellation cancellation; /* checked in all waits: the caller's and the control's */
 } opening;
 
-/* ---- which transport -------------------------------------------------------------------------- */
+/* ---- choice of transport ---------------------------------------------------------------------- */
 
-static void choose_auto(opening *o)
+static void opening_choose_auto(opening *o)
 {
     bool several_hosts = false, neighbours = false;
     for (int i = 0; i < o->control->size; i++) {
@@ -52,14 +52,14 @@ static void choose_auto(opening *o)
     o->far = several_hosts ? "tcp" : NULL;
 }
 
-static tdm_status choose_transport(opening *o, tdm_error *err)
+static tdm_status opening_choose_transport(opening *o, tdm_error *err)
 {
     const char *request = o->options->transport;
     bool one_host = true;
     for (int i = 0; i < o->control->size; i++)
         one_host = one_host && o->host_of[i] == o->host_of[0];
     if (!request || strcmp(request, "auto") == 0) {
-        choose_auto(o);
+        opening_choose_auto(o);
     } else if (strcmp(request, "shm") == 0) {
         o->near = "shm";
         if (!one_host)
@@ -94,53 +94,55 @@ static void greetings_release(greetings *g)
     free(g->bytes);
 }
 
-static void refuse(greeting *mine, const tdm_error *error)
+static void greeting_set_error(greeting *mine, const tdm_error *error)
 {
     mine->status = (uint32_t)error->status;
     mine->address_bytes = 0;
     snprintf(mine->text, sizeof mine->text, "%.*s", (int)sizeof mine->text - 1, error->message);
 }
 
-static tdm_status check_greeting(int rank, const uint8_t *bytes, size_t count,
+static tdm_status greeting_check(int rank, const uint8_t *bytes, size_t count,
                                  const char *transport, tdm_error *err)
 {
     const greeting *g = (const greeting *)bytes;
     size_t min = offsetof(greeting, address);
     if (count < min || g->address_bytes > TDM__MAX_ADDRESS || count < min + g->address_bytes)
-        return tdm_fail(err, TDM_ERR_PEER_FAILED, "rank %d sent a greeting of %zu bytes", rank,
-                        count);
+        return tdm_fail(err, TDM_ERR_PEER_FAILED, "rank %d sent an invalid greeting of %zu bytes",
+                        rank, count);
     if (g->status != TDM_OK)
-        return tdm_fail(err, TDM_ERR_PEER_FAILED, "rank %d cannot take part: %.*s", rank,
+        return tdm_fail(err, TDM_ERR_PEER_FAILED, "rank %d failed: %.*s", rank,
                         (int)sizeof g->text - 1, g->text);
     if (strncmp(g->transport, transport, sizeof g->transport) != 0)
         return tdm_fail(
             err, TDM_ERR_PEER_MISMATCH,
-            "rank %d has the transport %.15s where this one has %s; set the same on all", rank,
+            "rank %d uses the transport %.15s, this rank uses %s; set the same on all ranks", rank,
             g->transport, transport);
     return TDM_OK;
 }
 
-/* Tells everybody, hears everybody. On success `out` has `size` greetings, all in order. */
-static tdm_status greet(opening *o, greeting *mine, greetings *out, tdm_error *err)
+/* Exchanges greetings with all ranks. On success `out` has `size` valid greetings. */
+static tdm_status opening_greet(opening *o, greeting *mine, greetings *out, tdm_error *err)
 {
     snprintf(mine->transport, sizeof mine->transport, "%s", o->name);
     size_t bytes = offsetof(greeting, address) + mine->address_bytes;
     TDM_TRY(o->control->ops->exchange(o->control, mine, bytes, &out->all, &out->bytes, err));
     tdm_status status = TDM_OK;
     for (int i = 0; i < o->control->size && status == TDM_OK; i++)
-        status = check_greeting(i, out->all[i], out->bytes[i], o->name, err);
+        status = greeting_check(i, out->all[i], out->bytes[i], o->name, err);
     if (status != TDM_OK) greetings_release(out);
     return status;
 }
 
 /* ---- the host's memory ------------------------------------------------------------------------ */
 
-static tdm_status connect_host(opening *o, const greetings *g, const int *ranks, tdm_error *err)
+static tdm_status opening_connect_host(opening *o, const greetings *g, const int *ranks,
+                                       tdm_error *err)
 {
     const uint8_t **addresses = calloc((size_t)o->local_count, sizeof *addresses);
     size_t *bytes = calloc((size_t)o->local_count, sizeof *bytes);
     tdm_status status = TDM_OK;
-    if (!addresses || !bytes) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left");
+    if (!addresses || !bytes)
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory while opening a world");
     for (int i = 0; i < o->local_count && status == TDM_OK; i++) {
         const greeting *one = (const greeting *)g->all[ranks[i]];
         addresses[i] = one->address;
@@ -152,8 +154,8 @@ static tdm_status connect_host(opening *o, const greetings *g, const int *ranks,
     return status;
 }
 
-/* Collective over the world, whether or not this rank has neighbours. */
-static tdm_status open_host(opening *o, int *ranks, tdm_error *err)
+/* Collective over the world, whether or not this rank shares its host with others. */
+static tdm_status opening_open_host(opening *o, int *ranks, tdm_error *err)
 {
     const int rank = o->control->rank;
     for (int i = 0; i < o->control->size; i++)
@@ -169,14 +171,14 @@ static tdm_status open_host(opening *o, int *ranks, tdm_error *err)
         size_t bytes = 0;
         tdm_error error;
         if (tdm__host_create(&options, &o->host, mine.address, &bytes, &error) != TDM_OK)
-            refuse(&mine, &error);
+            greeting_set_error(&mine, &error);
         else
             mine.address_bytes = (uint32_t)bytes;
     }
     greetings all;
-    tdm_status status = greet(o, &mine, &all, err);
+    tdm_status status = opening_greet(o, &mine, &all, err);
     if (status == TDM_OK) {
-        if (o->host) status = connect_host(o, &all, ranks, err);
+        if (o->host) status = opening_connect_host(o, &all, ranks, err);
         greetings_release(&all);
     }
     if (status != TDM_OK && o->host) {
@@ -188,18 +190,22 @@ static tdm_status open_host(opening *o, int *ranks, tdm_error *err)
 
 /* ---- transports ------------------------------------------------------------------------------- */
 
-static tdm_status connect_far(opening *o, tdm__transport *far, const greetings *g, tdm_error *err)
+static tdm_status opening_connect_far(opening *o, tdm__transport *far, const greetings *g,
+                                      tdm_error *err)
 {
     size_t size = (size_t)o->control->size;
     const uint8_t **addresses = calloc(size, sizeof *addresses);
     size_t *bytes = calloc(size, sizeof *bytes);
     tdm_status status = TDM_OK;
-    if (!addresses || !bytes) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left");
+    if (!addresses || !bytes)
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory while opening a world");
     for (size_t i = 0; i < size && status == TDM_OK; i++) {
         const greeting *one = (const greeting *)g->all[i];
         bool near = o->host && o->host_of[i] == o->host_of[o->control->rank];
         addresses[i] = one->address;
-        bytes[i] = near ? 0 : one->address_bytes; /* neighbours are reached through memory */
+        bytes[i] =
+            near ? 0
+                 : one->address_bytes; /* ranks of this host are reached through shared memory */
     }
     if (status == TDM_OK) status = far->ops->connect(far, addresses, bytes, err);
     free(addresses);
@@ -208,8 +214,8 @@ static tdm_status connect_far(opening *o, tdm__transport *far, const greetings *
 }
 
 /* Collective over the world. */
-static tdm_status open_far(opening *o, const tdm__transport_options *options, tdm__transport **out,
-                           tdm_error *err)
+static tdm_status opening_open_far(opening *o, const tdm__transport_options *options,
+                                   tdm__transport **out, tdm_error *err)
 {
     const tdm__transport_ops *ops = NULL;
     tdm__transport *far = NULL;
@@ -218,13 +224,13 @@ static tdm_status open_far(opening *o, const tdm__transport_options *options, td
     tdm_error error = {.status = TDM_ERR_INTERNAL};
     if (tdm__transport_find(o->far, &ops, &error) != TDM_OK ||
         ops->create(options, &far, mine.address, &bytes, &error) != TDM_OK)
-        refuse(&mine, &error);
+        greeting_set_error(&mine, &error);
     else
         mine.address_bytes = (uint32_t)bytes;
     greetings all;
-    tdm_status status = greet(o, &mine, &all, err);
+    tdm_status status = opening_greet(o, &mine, &all, err);
     if (status == TDM_OK) {
-        status = far ? connect_far(o, far, &all, err) : error.status;
+        status = far ? opening_connect_far(o, far, &all, err) : error.status;
         greetings_release(&all);
     }
     if (status != TDM_OK) {
@@ -235,8 +241,8 @@ static tdm_status open_far(opening *o, const tdm__transport_options *options, td
     return TDM_OK;
 }
 
-/* Whether every rank of this host can have a processor of its own. */
-static bool has_processors(const opening *o)
+/* Whether every rank of this host can have its own CPU. */
+static bool opening_has_cpus(const opening *o)
 {
     cpu_set_t set;
     int here = 0;
@@ -250,7 +256,7 @@ static tdm_status open_transport(opening *o, const tdm__transport_options *optio
 {
     tdm__transport *far = NULL, *near = NULL;
     if (o->control->size == 1) return tdm__alone_create(out, err);
-    if (o->far) TDM_TRY(open_far(o, options, &far, err));
+    if (o->far) TDM_TRY(opening_open_far(o, options, &far, err));
     if (!o->host) {
         *out = far;
         return TDM_OK;
@@ -265,8 +271,8 @@ static tdm_status open_transport(opening *o, const tdm__transport_options *optio
     return status;
 }
 
-static tdm_status make_transport(void *context, const tdm__transport_events *events,
-                                 tdm__transport **out, tdm_error *err)
+static tdm_status opening_make_transport(void *context, const tdm__transport_events *events,
+                                         tdm__transport **out, tdm_error *err)
 {
     opening *o = context;
     tdm__transport_options options = {.rank = o->control->rank,
@@ -278,7 +284,7 @@ static tdm_status make_transport(void *context, const tdm__transport_events *eve
                                       .here = o->control->here,
                                       .rank_0 = o->control->rank_0,
                                       .streams = o->options->streams,
-                                      .spins = has_processors(o),
+                                      .spins = opening_has_cpus(o),
                                       .events = *events,
                                       .cancellation = o->cancellation,
                                       .refusal = {o->options->on_refused, o->options->user}};
@@ -290,8 +296,8 @@ static tdm_status make_transport(void *context, const tdm__transport_events *eve
 
 /* ---- choices ---------------------------------------------------------------------------------- */
 
-/* Rank 0's table of choices, for all. */
-static tdm_status share_choices(const opening *o, tdm__choices *out, tdm_error *err)
+/* Distributes rank 0's table of choices to all ranks. */
+static tdm_status opening_share_choices(const opening *o, tdm__choices *out, tdm_error *err)
 {
     uint8_t *bytes = NULL;
     size_t count = 0;
@@ -302,8 +308,7 @@ static tdm_status share_choices(const opening *o, tdm__choices *out, tdm_error *
         bytes = malloc(count ? count : 1);
         if (bytes) tdm__choices_pack(&own, bytes);
         tdm__choices_release(&own);
-        if (!bytes)
-            return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left for a table of choices");
+        if (!bytes) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for a table of choices");
     }
     uint8_t **all;
     size_t *sizes;
@@ -316,10 +321,10 @@ static tdm_status share_choices(const opening *o, tdm__choices *out, tdm_error *
     return status;
 }
 
-/* ---- giving up -------------------------------------------------------------------------------- */
+/* ---- cancellation ----------------------------------------------------------------------------- */
 
-/* What the ranks exchange ends by itself when one dies; what else they wait for ends by this. */
-static bool is_over(void *user)
+/* Exchanges fail by themselves when a rank dies; all other waits poll this function. */
+static bool opening_is_cancelled(void *user)
 {
     const opening *o = user;
     return o->control->ops->has_failed(o->control, NULL) ||
@@ -329,7 +334,7 @@ static bool is_over(void *user)
 /* ---- opening ---------------------------------------------------------------------------------- */
 
 /* The options' texts, owned; but for the secret, which is needed no longer than this call. */
-static tdm_status keep_texts(tdm_comm_options *options, tdm_arena **out, tdm_error *err)
+static tdm_status options_copy_texts(tdm_comm_options *options, tdm_arena **out, tdm_error *err)
 {
     tdm_arena *arena = tdm_arena_create("options of a comm");
     const char **texts[] = {&options->transport,
@@ -349,28 +354,28 @@ static tdm_status keep_texts(tdm_comm_options *options, tdm_arena **out, tdm_err
         }
     if (!whole) {
         tdm_arena_destroy(arena);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left for the options of a comm");
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the options of a comm");
     }
     *out = arena;
     return TDM_OK;
 }
 
-/* All that comes before the comm itself. The control is the caller's to close when this fails. */
-static tdm_status prepare(opening *o, tdm__choices *choices, tdm_error *err)
+/* Everything that precedes the comm itself. On failure the caller closes the control. */
+static tdm_status opening_prepare(opening *o, tdm__choices *choices, tdm_error *err)
 {
     size_t bytes = (size_t)o->control->size * sizeof(int);
     o->host_of = malloc(bytes);
     int *ranks = malloc(bytes);
     tdm_status status = TDM_OK;
     if (!o->host_of || !ranks) {
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left for a world of ranks");
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the ranks of a world");
     } else {
         memcpy(o->host_of, o->control->host_of, bytes);
-        status = choose_transport(o, err);
+        status = opening_choose_transport(o, err);
     }
-    if (status == TDM_OK) status = open_host(o, ranks, err);
+    if (status == TDM_OK) status = opening_open_host(o, ranks, err);
     free(ranks);
-    if (status == TDM_OK) status = share_choices(o, choices, err);
+    if (status == TDM_OK) status = opening_share_choices(o, choices, err);
     if (status == TDM_OK) return TDM_OK;
     if (o->host) tdm__host_destroy(o->host);
     free(o->host_of);
@@ -383,14 +388,14 @@ tdm_status tdm_comm_open(const tdm_comm_options *given, tdm_comm **out, tdm_erro
     tdm_arena *texts = NULL;
     tdm_comm_options none = {0};
     TDM_TRY(tdm__options_resolve(given ? given : &none, &options, err));
-    TDM_TRY(keep_texts(&options, &texts, err));
+    TDM_TRY(options_copy_texts(&options, &texts, err));
     opening o = {.options = &options};
-    o.cancellation = (tdm__cancellation){is_over, &o};
+    o.cancellation = (tdm__cancellation){opening_is_cancelled, &o};
     tdm__choices choices = {0};
     tdm_status status = tdm__control_open(&options, &o.control, err);
     if (status == TDM_OK) {
         tdm_error error = {0};
-        status = prepare(&o, &choices, &error);
+        status = opening_prepare(&o, &choices, &error);
         if (status != TDM_OK) {
             tdm__control_explain(o.control, &error);
             status = error.status;
@@ -401,7 +406,7 @@ tdm_status tdm_comm_open(const tdm_comm_options *given, tdm_comm **out, tdm_erro
     }
     if (status == TDM_OK) {
         tdm__comm_parts parts = {.control = o.control,
-                                 .make = make_transport,
+                                 .make = opening_make_transport,
                                  .context = &o,
                                  .host = o.host,
                                  .host_of = o.host_of,
@@ -415,7 +420,7 @@ tdm_status tdm_comm_open(const tdm_comm_options *given, tdm_comm **out, tdm_erro
         return status;
     }
     o.control->cancellation = (tdm__cancellation){0};
-    (*out)->options.should_give_up = NULL; /* it is asked no longer */
+    (*out)->options.should_give_up = NULL; /* not used after opening */
     (*out)->options.on_listen = NULL;
     (*out)->options.secret = NULL;
     (*out)->options.on_refused = NULL;

@@ -25,7 +25,7 @@ typedef struct aead_ops {
 
 #define IPSEC_LIBRARY "libIPSec_MB.so.1"
 
-/* The library's functions for this CPU. NULL: it is not installed, or has nothing faster than OpenSSL. */
+/* The library's functions for this CPU. NULL: not installed, or not faster than OpenSSL. */
 static IMB_MGR *ipsec;
 static pthread_once_t ipsec_once = PTHREAD_ONCE_INIT;
 static char ipsec_name[48];
@@ -53,7 +53,7 @@ static void ipsec_load(void)
     const char *number = version();
     snprintf(ipsec_name, sizeof ipsec_name, "IPSec MB %.*s", (int)strspn(number, "v.0123456789"),
              number + (*number == 'v'));
-    ipsec = manager; /* it is kept until the process ends */
+    ipsec = manager; /* never freed */
 }
 
 static bool ipsec_is_usable(void)

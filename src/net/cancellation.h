@@ -1,10 +1,10 @@
 /*
- * cancellation.h: what may end the waits of a rank that joins before their time: its caller's word
- * (tdm_comm_options.should_give_up), or the news that a rank of the world has died meanwhile.
+ * cancellation.h: ends the waits of a joining rank early: when its caller says so
+ * (tdm_comm_options.should_give_up), or when a rank of the world has died meanwhile.
  *
- * Every loop that waits while a world is opened sleeps in slices, and asks between them. A patience
- * without a function never ends. It is asked by the thread that opens the world alone, and calls nothing
- * of that world.
+ * Every loop that waits while a world is opened sleeps in slices and polls the function in between.
+ * Without a function, waits are never cancelled. Only the thread that opens the world polls it, and the
+ * function does not use that world.
  */
 #ifndef TANDEM_NET_CANCELLATION_H
 #define TANDEM_NET_CANCELLATION_H
@@ -17,15 +17,15 @@ typedef struct tdm__cancellation {
     void *user;
 } tdm__cancellation;
 
-#define TDM__CANCELLATION_SLICE_S 0.004 /* between two questions */
+#define TDM__CANCELLATION_SLICE_S 0.004 /* between two polls */
 
-/* NULL is fine. */
+/* Accepts NULL. */
 static inline bool tdm__cancellation_is_due(const tdm__cancellation *cancellation)
 {
     return cancellation && cancellation->is_over && cancellation->is_over(cancellation->user);
 }
 
-/* How much of `left_s` may be slept before the next question. */
+/* How much of `left_s` to sleep before the next poll. */
 static inline double tdm__cancellation_slice(const tdm__cancellation *cancellation, double left_s)
 {
     bool asks = cancellation && cancellation->is_over;

@@ -61,10 +61,10 @@ const char *tdm__protection_name(tdm__protection protection)
 {
     switch (protection) {
     case TDM__PLAIN: return "none";
-    case TDM__ENCRYPTED_PSK: return "TLS by the job's secret";
-    case TDM__ENCRYPTED_TLS: return "TLS by certificates";
+    case TDM__ENCRYPTED_PSK: return "TLS with the job's secret";
+    case TDM__ENCRYPTED_TLS: return "TLS with certificates";
     }
-    return "something unknown";
+    return "an unknown method";
 }
 
 bool tdm__stream_is_local(int fd)
@@ -76,7 +76,7 @@ bool tdm__stream_is_local(int fd)
 tdm__protection tdm__protection_for(tdm_security mode, int fd)
 {
     if (tdm__socket_here(fd).family == 0)
-        return TDM__PLAIN; /* a UNIX socket: rank 0's own connection is one; no certificate names it */
+        return TDM__PLAIN; /* a UNIX socket, such as rank 0's own connection: no certificate names it */
     switch (mode) {
     case TDM_SECURITY_OFF: return TDM__PLAIN;
     case TDM_SECURITY_PSK: return TDM__ENCRYPTED_PSK;

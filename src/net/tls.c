@@ -1,10 +1,11 @@
 /*
  * tls.c: TLS 1.3. See the header.
  *
- * OpenSSL makes the handshake: it reads from the socket, and writes to memory (a BIO of ours), from where many
- * records are sent by one call. Then its traffic secrets are taken over by the key log, and the records of
- * the connection are made by tls_record.c. OpenSSL reads no byte behind the handshake, since it does not read
- * ahead, and sends no record after it, since there are no session tickets: both counters of records begin at 0.
+ * OpenSSL runs the handshake: it reads from the socket, and writes to memory (a custom BIO), from which
+ * many records are sent with one call. Then its traffic secrets are taken from the key log, and
+ * tls_record.c encrypts and decrypts the records of the connection. OpenSSL reads no byte beyond the
+ * handshake, because it does not read ahead, and sends no record after it, because session tickets are
+ * off: both record counters start at 0.
  */
 #include "net/tls.h"
 #include "net/tls_record.h"
@@ -18,7 +19,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* In the output buffer, for a record and the change of keys before it. */
+/* Space in the output buffer for a record and a key update before it. */
 enum { RECORD_ROOM = TDM__TLS_RECORD_CONTENT + 512 };
 
 #define CIPHERS "TLS_AES_128_GCM_SHA256"
@@ -46,24 +47,24 @@ struct tdm__tls {
     bool closed;     /* the peer has sent its last record */
     bool broken;     /* by an error of TLS: the connection is unusable */
     uint8_t key[TDM__TLS_KEY];
-    uint8_t
-        secrets[2]
-               [TDM__TLS_SECRET]; /* of the client's records and of the server's, until is_open */
+    uint8_t secrets[2]
+                   [TDM__TLS_SECRET]; /* of the client's and the server's records, until is_open */
     bool has_secret[2];
     tdm__tls_keys send, receive;
-    uint64_t rekey_records, records; /* the most under one key, and those sent under this one */
+    uint64_t rekey_records, records; /* limit per key, and number sent with the current key */
     uint64_t rekeys;
-    bool must_rekey; /* the peer has asked for it */
+    bool must_rekey; /* the peer has requested it */
     buffer out, in;
-    uint8_t plain[TDM__TLS_RECORD_MAX]; /* content of a record that the caller had no room for */
+    uint8_t plain
+        [TDM__TLS_RECORD_MAX]; /* content of a record that did not fit into the caller's buffers */
     size_t plain_first, plain_count;
-    char subject[160]; /* of a certificate that was refused */
+    char subject[160]; /* of a refused certificate */
     char why[320];
 };
 
 /* ---- errors ------------------------------------------------------------------------------------- */
 
-/* The text of an error of OpenSSL's. */
+/* The text of an OpenSSL error. */
 static const char *error_text(unsigned long code)
 {
     const char *text = code ? ERR_reason_error_string(code) : NULL;
@@ -71,7 +72,7 @@ static const char *error_text(unsigned long code)
     return text ? text : "no reason given";
 }
 
-/* The oldest error of OpenSSL's queue, which is empty afterwards. */
+/* The oldest error of OpenSSL's queue; clears the queue. */
 static const char *ssl_error(void)
 {
     unsigned long code = ERR_get_error();
@@ -79,14 +80,14 @@ static const char *ssl_error(void)
     return error_text(code);
 }
 
-static tdm_status bad_file(tdm_error *err, const char *what, const char *path, const char *key)
+static tdm_status file_invalid(tdm_error *err, const char *what, const char *path, const char *key)
 {
     return tdm_fail(err, TDM_ERR_INVALID,
-                    "%s %s cannot be used: %s; %s must name a PEM file that this user can read",
-                    what, path ? path : "(none)", ssl_error(), key);
+                    "cannot use %s %s: %s; %s must name a PEM file that this user can read", what,
+                    path ? path : "(none)", ssl_error(), key);
 }
 
-/* ---- below OpenSSL ------------------------------------------------------------------ */
+/* ---- BIOs for OpenSSL --------------------------------------------------------------- */
 
 static int socket_read(BIO *bio, char *into, size_t bytes, size_t *out_bytes)
 {
@@ -134,10 +135,10 @@ static long memory_control(BIO *bio, int command, long number, void *pointer)
     return command == BIO_CTRL_FLUSH ? 1 : 0;
 }
 
-/* ---- the key that both sides have ------------------------------------------------------------------ */
+/* ---- the pre-shared key ---------------------------------------------------------------------------- */
 
-/* A session as TLS 1.3 wants a shared key; NULL when out of memory. */
-static SSL_SESSION *session_of(SSL *ssl)
+/* A session with the pre-shared key, as TLS 1.3 requires it; NULL if out of memory. */
+static SSL_SESSION *ssl_psk_session(SSL *ssl)
 {
     static const unsigned char aes_128_gcm_sha256[] = {0x13, 0x01};
     const tdm__tls *tls = SSL_get_app_data(ssl);
@@ -151,13 +152,14 @@ static SSL_SESSION *session_of(SSL *ssl)
     return NULL;
 }
 
-static int offer_key(SSL *ssl, const EVP_MD *digest, const unsigned char **id, size_t *id_bytes,
-                     SSL_SESSION **out)
+static int ssl_offer_psk(SSL *ssl, const EVP_MD *digest, const unsigned char **id, size_t *id_bytes,
+                         SSL_SESSION **out)
 {
-    SSL_SESSION *session = session_of(ssl);
+    SSL_SESSION *session = ssl_psk_session(ssl);
     if (!session) return 0;
     if (digest && digest != SSL_CIPHER_get_handshake_digest(SSL_SESSION_get0_cipher(session))) {
-        SSL_SESSION_free(session); /* the server wants another hash: this key does not fit */
+        SSL_SESSION_free(
+            session); /* the server requires another hash, for which this key is not valid */
         session = NULL;
     }
     *id = (const unsigned char *)IDENTITY;
@@ -166,11 +168,11 @@ static int offer_key(SSL *ssl, const EVP_MD *digest, const unsigned char **id, s
     return 1;
 }
 
-static int find_key(SSL *ssl, const unsigned char *id, size_t id_bytes, SSL_SESSION **out)
+static int ssl_find_psk(SSL *ssl, const unsigned char *id, size_t id_bytes, SSL_SESSION **out)
 {
     *out = NULL;
     if (id_bytes != sizeof IDENTITY - 1 || memcmp(id, IDENTITY, id_bytes) != 0) return 1;
-    *out = session_of(ssl);
+    *out = ssl_psk_session(ssl);
     return *out != NULL;
 }
 
@@ -183,8 +185,8 @@ static int hex_digit(char c)
     return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* Called with lines of the key log: "LABEL RANDOM SECRET". */
-static void note_secret(const SSL *ssl, const char *line)
+/* Callback for lines of the key log: "LABEL RANDOM SECRET". */
+static void ssl_on_secret(const SSL *ssl, const char *line)
 {
     static const char *const labels[] = {"CLIENT_TRAFFIC_SECRET_0 ", "SERVER_TRAFFIC_SECRET_0 "};
     tdm__tls *tls = SSL_get_app_data(ssl);
@@ -201,8 +203,8 @@ static void note_secret(const SSL *ssl, const char *line)
     }
 }
 
-/* The handshake is over: OpenSSL makes no more records. */
-static bool take_over_records(tdm__tls *tls)
+/* The handshake is complete: from now on tls_record.c handles the records. */
+static bool tls_take_over_records(tdm__tls *tls)
 {
     bool ok = tls->has_secret[0] && tls->has_secret[1] &&
               tdm__tls_keys_init(&tls->send, true, tls->secrets[tls->is_server]) &&
@@ -214,23 +216,24 @@ static bool take_over_records(tdm__tls *tls)
 
 /* ---- contexts ---------------------------------------------------------------------------------------- */
 
-static void subject_of(const X509 *certificate, char *out, size_t bytes)
+static void certificate_subject(const X509 *certificate, char *out, size_t bytes)
 {
     snprintf(out, bytes, "no certificate");
     if (certificate) X509_NAME_oneline(X509_get_subject_name(certificate), out, (int)bytes);
 }
 
-/* Called for each certificate of a chain: notes the peer's when it is not valid. */
-static int note_verdict(int is_valid, X509_STORE_CTX *chain)
+/* Callback for each certificate of a chain: stores the subject of an invalid peer certificate. */
+static int certificate_on_verify(int is_valid, X509_STORE_CTX *chain)
 {
     SSL *ssl = X509_STORE_CTX_get_ex_data(chain, SSL_get_ex_data_X509_STORE_CTX_idx());
     tdm__tls *tls = ssl ? SSL_get_app_data(ssl) : NULL;
     if (!is_valid && tls)
-        subject_of(X509_STORE_CTX_get0_cert(chain), tls->subject, sizeof tls->subject);
+        certificate_subject(X509_STORE_CTX_get0_cert(chain), tls->subject, sizeof tls->subject);
     return is_valid;
 }
 
-static tdm_status load_certificates(SSL_CTX *ssl, const tdm_comm_security *security, tdm_error *err)
+static tdm_status context_load_certificates(SSL_CTX *ssl, const tdm_comm_security *security,
+                                            tdm_error *err)
 {
     if (!security->certificate || !security->private_key || !security->authority)
         return tdm_fail(err, TDM_ERR_INVALID,
@@ -241,22 +244,23 @@ static tdm_status load_certificates(SSL_CTX *ssl, const tdm_comm_security *secur
                         : !security->private_key ? "comm.tls_key"
                                                  : "comm.tls_authority");
     if (SSL_CTX_use_certificate_chain_file(ssl, security->certificate) != 1)
-        return bad_file(err, "the certificate", security->certificate, "comm.tls_certificate");
+        return file_invalid(err, "the certificate", security->certificate, "comm.tls_certificate");
     if (SSL_CTX_use_PrivateKey_file(ssl, security->private_key, SSL_FILETYPE_PEM) != 1)
-        return bad_file(err, "the private key", security->private_key, "comm.tls_key");
+        return file_invalid(err, "the private key", security->private_key, "comm.tls_key");
     if (SSL_CTX_check_private_key(ssl) != 1)
         return tdm_fail(err, TDM_ERR_INVALID,
                         "the private key %s does not belong to the certificate %s",
                         security->private_key, security->certificate);
     if (SSL_CTX_load_verify_file(ssl, security->authority) != 1)
-        return bad_file(err, "the authority's certificate", security->authority,
-                        "comm.tls_authority");
-    SSL_CTX_set_verify(ssl, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, note_verdict);
+        return file_invalid(err, "the authority's certificate", security->authority,
+                            "comm.tls_authority");
+    SSL_CTX_set_verify(ssl, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT,
+                       certificate_on_verify);
     return TDM_OK;
 }
 
-static tdm_status prepare_context(tdm__tls_context *c, const tdm_comm_security *security,
-                                  tdm_error *err)
+static tdm_status context_init(tdm__tls_context *c, const tdm_comm_security *security,
+                               tdm_error *err)
 {
     c->ssl = SSL_CTX_new(TLS_method());
     c->method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "tandem");
@@ -265,15 +269,15 @@ static tdm_status prepare_context(tdm__tls_context *c, const tdm_comm_security *
         !BIO_meth_set_ctrl(c->method, memory_control) ||
         SSL_CTX_set_min_proto_version(c->ssl, TLS1_3_VERSION) != 1 ||
         SSL_CTX_set_ciphersuites(c->ssl, CIPHERS) != 1)
-        return tdm_fail(err, TDM_ERR_SYSTEM, "OpenSSL cannot be used: %s", ssl_error());
+        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot initialise OpenSSL: %s", ssl_error());
     SSL_CTX_set_session_cache_mode(c->ssl, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_num_tickets(c->ssl, 0);
     SSL_CTX_set_read_ahead(c->ssl, 0);
-    SSL_CTX_set_keylog_callback(c->ssl, note_secret);
+    SSL_CTX_set_keylog_callback(c->ssl, ssl_on_secret);
     c->has_certificates = security->mode == TDM_SECURITY_TLS;
-    if (c->has_certificates) return load_certificates(c->ssl, security, err);
-    SSL_CTX_set_psk_use_session_callback(c->ssl, offer_key);
-    SSL_CTX_set_psk_find_session_callback(c->ssl, find_key);
+    if (c->has_certificates) return context_load_certificates(c->ssl, security, err);
+    SSL_CTX_set_psk_use_session_callback(c->ssl, ssl_offer_psk);
+    SSL_CTX_set_psk_find_session_callback(c->ssl, ssl_find_psk);
     return TDM_OK;
 }
 
@@ -281,9 +285,9 @@ tdm_status tdm__tls_context_create(const tdm_comm_security *security, tdm__tls_c
                                    tdm_error *err)
 {
     tdm__tls_context *c = calloc(1, sizeof *c);
-    if (!c) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for TLS");
+    if (!c) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for TLS");
     ERR_clear_error();
-    tdm_status status = prepare_context(c, security, err);
+    tdm_status status = context_init(c, security, err);
     if (status != TDM_OK) {
         tdm__tls_context_destroy(c);
         return status;
@@ -310,7 +314,7 @@ void tdm__tls_library(char library[TDM_LIBRARY_BYTES])
 
 /* ---- connections --------------------------------------------------------------------------------------- */
 
-static bool prepare(tdm__tls *tls, const tdm__tls_options *options)
+static bool tls_init(tdm__tls *tls, const tdm__tls_options *options)
 {
     BIO *bio = BIO_new(options->context->method);
     tls->ssl = SSL_new(options->context->ssl);
@@ -342,9 +346,9 @@ tdm_status tdm__tls_create(const tdm__tls_options *options, tdm__tls **out, tdm_
         tls->rekey_records = options->rekey_records ? options->rekey_records
                                                     : TDM__TLS_REKEY_RECORDS;
     }
-    if (!tls || !prepare(tls, options)) {
+    if (!tls || !tls_init(tls, options)) {
         tdm__tls_destroy(tls);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a TLS connection");
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for a TLS connection");
     }
     *out = tls;
     return TDM_OK;
@@ -389,8 +393,8 @@ bool tdm__tls_is_refused(const tdm__tls *tls)
 
 /* ---- bytes ----------------------------------------------------------------------------------------------- */
 
-/* Sends what waits. False, with errno, when the socket fails; a full one does not. */
-static bool flush(tdm__tls *tls, int fd)
+/* Sends buffered output. False, with errno, if the socket fails; a full socket is not a failure. */
+static bool tls_flush(tdm__tls *tls, int fd)
 {
     buffer *out = &tls->out;
     while (out->count > 0) {
@@ -403,8 +407,8 @@ static bool flush(tdm__tls *tls, int fd)
     return true;
 }
 
-/* Whether the peer has refused the certificate of this side. */
-static bool is_refusal(unsigned long code)
+/* Whether the peer refused the certificate of this side. */
+static bool error_is_refusal(unsigned long code)
 {
     if (ERR_GET_LIB(code) != ERR_LIB_SSL) return false;
     switch (ERR_GET_REASON(code)) {
@@ -419,18 +423,19 @@ static bool is_refusal(unsigned long code)
     }
 }
 
-/* Notes why OpenSSL has ended the handshake, and sends its alert. Returns -1 with errno. */
-static int break_handshake(tdm__tls *tls, int fd)
+/* Stores why OpenSSL ended the handshake, and sends its alert. Returns -1 with errno. */
+static int tls_break_handshake(tdm__tls *tls, int fd)
 {
-    if (tls->error) { /* the socket's, not of TLS */
+    if (tls->error) { /* an error of the socket, not of TLS */
         ERR_clear_error();
         errno = tls->error;
         return -1;
     }
     long verdict = SSL_get_verify_result(tls->ssl);
     unsigned long code = ERR_get_error();
-    bool is_refused = tls->has_certificates && is_refusal(code);
-    if (is_refused) subject_of(SSL_get_certificate(tls->ssl), tls->subject, sizeof tls->subject);
+    bool is_refused = tls->has_certificates && error_is_refusal(code);
+    if (is_refused)
+        certificate_subject(SSL_get_certificate(tls->ssl), tls->subject, sizeof tls->subject);
     if (tls->has_certificates && verdict != X509_V_OK)
         snprintf(tls->why, sizeof tls->why, "the peer's certificate (%s) is not valid: %s",
                  *tls->subject ? tls->subject : "none", X509_verify_cert_error_string(verdict));
@@ -442,14 +447,14 @@ static int break_handshake(tdm__tls *tls, int fd)
     ERR_clear_error();
     tls->broken = true;
     tls->is_refused = is_refused || (tls->has_certificates && verdict != X509_V_OK);
-    (void)flush(tls, fd);
+    (void)tls_flush(tls, fd);
     errno = EPROTO;
     return -1;
 }
 
-/* TLS lets a server answer with a certificate although it was offered a key, and this side has nothing to
- * judge a certificate by: what did not use the key is not believed. */
-static bool used_the_key(const tdm__tls *tls)
+/* TLS allows a server to answer with a certificate although a key was offered, and this side cannot
+ * verify a certificate: a handshake that did not use the key is rejected. */
+static bool tls_used_psk(const tdm__tls *tls)
 {
     return tls->has_certificates || SSL_session_reused(tls->ssl) == 1;
 }
@@ -470,25 +475,25 @@ int tdm__tls_advance(tdm__tls *tls, int fd)
             errno = ECONNRESET;
             return -1;
         }
-        if (done != 1 && error != SSL_ERROR_WANT_READ) return break_handshake(tls, fd);
-        if (done == 1 && !used_the_key(tls)) {
-            tls->out.count = tls->out.first = 0; /* it gets no end of the handshake */
+        if (done != 1 && error != SSL_ERROR_WANT_READ) return tls_break_handshake(tls, fd);
+        if (done == 1 && !tls_used_psk(tls)) {
+            tls->out.count = tls->out.first = 0; /* do not complete the handshake */
             snprintf(tls->why, sizeof tls->why, "the peer did not use the key of this world");
             tls->broken = true;
             errno = EPROTO;
             return -1;
         }
-        if (done == 1 && !take_over_records(tls)) {
+        if (done == 1 && !tls_take_over_records(tls)) {
             snprintf(tls->why, sizeof tls->why,
-                     "TLS failed: no memory for the keys of a connection");
+                     "TLS failed: out of memory for the keys of a connection");
             tls->broken = true;
             errno = ENOMEM;
             return -1;
         }
-        if (!flush(tls, fd)) return -1;
+        if (!tls_flush(tls, fd)) return -1;
         if (done != 1) return 0;
     }
-    return flush(tls, fd) ? 1 : -1;
+    return tls_flush(tls, fd) ? 1 : -1;
 }
 
 /* ---- records ---------------------------------------------------------------------------------------------- */
@@ -496,8 +501,9 @@ int tdm__tls_advance(tdm__tls *tls, int fd)
 enum { ALERT_CLOSE = 0, ALERT_UNEXPECTED = 10, ALERT_BAD_RECORD = 20, ALERT_FATAL = 2 };
 enum { MESSAGE_KEY_UPDATE = 24, MESSAGE_BYTES = 5 };
 
-/* Encrypts a short message of TLS's own behind what waits in the buffer. */
-static bool put_message(tdm__tls *tls, tdm__tls_content type, const uint8_t *message, size_t bytes)
+/* Encrypts a short TLS message and appends it to the output buffer. */
+static bool tls_put_message(tdm__tls *tls, tdm__tls_content type, const uint8_t *message,
+                            size_t bytes)
 {
     struct iovec part = {(uint8_t *)message, bytes};
     tdm__tls_cursor from = {.parts = &part, .count = 1};
@@ -510,26 +516,26 @@ static bool put_message(tdm__tls *tls, tdm__tls_content type, const uint8_t *mes
     return true;
 }
 
-/* The connection is unusable: notes why, and tells the peer by an alert. Returns -1 with errno. */
-static int break_connection(tdm__tls *tls, int fd, int alert, const char *why)
+/* Makes the connection unusable: stores the reason and sends an alert. Returns -1 with errno. */
+static int tls_break(tdm__tls *tls, int fd, int alert, const char *why)
 {
     const uint8_t message[] = {ALERT_FATAL, (uint8_t)alert};
     snprintf(tls->why, sizeof tls->why, "TLS failed: %s", why);
     tls->broken = true;
-    if (put_message(tls, TDM__TLS_ALERT, message, sizeof message)) (void)flush(tls, fd);
+    if (tls_put_message(tls, TDM__TLS_ALERT, message, sizeof message)) (void)tls_flush(tls, fd);
     errno = EPROTO;
     return -1;
 }
 
-/* Whether an alert refuses the certificate of this side: 42 to 48 (but 47, illegal_parameter), and 116,
- * certificate_required. */
+/* Whether an alert refuses the certificate of this side: 42 to 48 (except 47, illegal_parameter), and
+ * 116, certificate_required. */
 static bool alert_is_refusal(int alert)
 {
     return (alert >= 42 && alert <= 48 && alert != 47) || alert == 116;
 }
 
-/* The peer has ended the connection. 0: in order; -1 with errno: because of an error. */
-static int take_alert(tdm__tls *tls, const uint8_t *message, size_t bytes)
+/* Handles an alert, which ends the connection. 0: closed in order; -1 with errno: an error. */
+static int tls_on_alert(tdm__tls *tls, const uint8_t *message, size_t bytes)
 {
     int alert = bytes == 2 ? message[1] : ALERT_UNEXPECTED;
     const char *text = SSL_alert_desc_string_long(alert);
@@ -540,7 +546,7 @@ static int take_alert(tdm__tls *tls, const uint8_t *message, size_t bytes)
     tls->broken = true;
     tls->is_refused = tls->has_certificates && alert_is_refusal(alert);
     if (tls->is_refused) {
-        subject_of(SSL_get_certificate(tls->ssl), tls->subject, sizeof tls->subject);
+        certificate_subject(SSL_get_certificate(tls->ssl), tls->subject, sizeof tls->subject);
         snprintf(tls->why, sizeof tls->why, "the peer refuses this side's certificate (%s): %s",
                  tls->subject, text);
     } else {
@@ -550,13 +556,13 @@ static int take_alert(tdm__tls *tls, const uint8_t *message, size_t bytes)
     return -1;
 }
 
-/* A record with a message of TLS's own. 0, or -1 with errno. */
-static int take_message(tdm__tls *tls, int fd, tdm__tls_content type, tdm__tls_cursor from,
-                        size_t bytes)
+/* Handles a record with a TLS message. 0, or -1 with errno. */
+static int tls_on_message(tdm__tls *tls, int fd, tdm__tls_content type, tdm__tls_cursor from,
+                          size_t bytes)
 {
     uint8_t message[MESSAGE_BYTES];
     if (bytes > sizeof message)
-        return break_connection(tls, fd, ALERT_UNEXPECTED, "an unexpected message came");
+        return tls_break(tls, fd, ALERT_UNEXPECTED, "received an unexpected message");
     for (size_t i = 0; i < bytes; i++) {
         while (from.offset == from.parts[from.index].iov_len) {
             from.index++;
@@ -564,18 +570,18 @@ static int take_message(tdm__tls *tls, int fd, tdm__tls_content type, tdm__tls_c
         }
         message[i] = ((const uint8_t *)from.parts[from.index].iov_base)[from.offset++];
     }
-    if (type == TDM__TLS_ALERT) return take_alert(tls, message, bytes);
+    if (type == TDM__TLS_ALERT) return tls_on_alert(tls, message, bytes);
     static const uint8_t key_update[] = {MESSAGE_KEY_UPDATE, 0, 0, 1};
     if (type != TDM__TLS_HANDSHAKE || bytes != MESSAGE_BYTES ||
         memcmp(message, key_update, sizeof key_update) != 0 || message[4] > 1)
-        return break_connection(tls, fd, ALERT_UNEXPECTED, "an unexpected message came");
+        return tls_break(tls, fd, ALERT_UNEXPECTED, "received an unexpected message");
     if (message[4] == 1) tls->must_rekey = true;
     if (tdm__tls_keys_update(&tls->receive)) return 0;
-    return break_connection(tls, fd, ALERT_UNEXPECTED, "no key can be derived");
+    return tls_break(tls, fd, ALERT_UNEXPECTED, "cannot derive a key");
 }
 
-/* Reads more into the buffer. False: nothing came; `ended`, `error` or neither says why. */
-static bool fill_input(tdm__tls *tls, int fd)
+/* Reads more into the buffer. False: nothing was read; see `ended` and `error`. */
+static bool tls_fill_input(tdm__tls *tls, int fd)
 {
     buffer *in = &tls->in;
     if (tls->ended || tls->error) return false;
@@ -590,8 +596,8 @@ static bool fill_input(tdm__tls *tls, int fd)
     return got > 0;
 }
 
-/* Moves content of an earlier record. Returns the bytes. */
-static size_t take_plain(tdm__tls *tls, tdm__tls_cursor *into)
+/* Copies content left from an earlier record. Returns the number of bytes. */
+static size_t tls_take_plain(tdm__tls *tls, tdm__tls_cursor *into)
 {
     size_t total = 0;
     while (tls->plain_count > 0 && into->index < into->count) {
@@ -611,10 +617,10 @@ static size_t take_plain(tdm__tls *tls, tdm__tls_cursor *into)
     return total;
 }
 
-/* Decrypts the record at the buffer's beginning: into the pieces when they have room for it, else into
- * `plain`. Bytes that came to the pieces; -1 with errno. */
-static ssize_t take_record(tdm__tls *tls, int fd, size_t record_bytes, size_t content_bytes,
-                           tdm__tls_cursor *into)
+/* Decrypts the first record of the buffer: into the caller's pieces if it fits, otherwise into `plain`.
+ * Returns the bytes stored in the pieces; -1 with errno. */
+static ssize_t tls_take_record(tdm__tls *tls, int fd, size_t record_bytes, size_t content_bytes,
+                               tdm__tls_cursor *into)
 {
     struct iovec aside = {tls->plain, sizeof tls->plain};
     bool fits = content_bytes <= tdm__tls_cursor_left(into);
@@ -625,22 +631,22 @@ static ssize_t take_record(tdm__tls *tls, int fd, size_t record_bytes, size_t co
     tdm__tls_opened opened = tdm__tls_record_open(&tls->receive, tls->in.bytes + tls->in.first,
                                                   record_bytes, &at, &type, &bytes);
     if (opened != TDM__TLS_RECORD_OPENED)
-        return break_connection(tls, fd, ALERT_BAD_RECORD,
-                                "a record was not encrypted by the peer, or is damaged");
+        return tls_break(tls, fd, ALERT_BAD_RECORD,
+                         "a record was not encrypted by the peer, or is damaged");
     tls->in.first += record_bytes;
     tls->in.count -= record_bytes;
-    if (type != TDM__TLS_DATA) return take_message(tls, fd, type, before, bytes);
+    if (type != TDM__TLS_DATA) return tls_on_message(tls, fd, type, before, bytes);
     if (fits) {
         *into = at;
         return (ssize_t)bytes;
     }
     tls->plain_first = 0;
     tls->plain_count = bytes;
-    return (ssize_t)take_plain(tls, into);
+    return (ssize_t)tls_take_plain(tls, into);
 }
 
-/* What a read returns that got nothing more. */
-static ssize_t read_result(tdm__tls *tls, size_t total)
+/* The return value of a read that can get no more bytes. */
+static ssize_t tls_read_result(tdm__tls *tls, size_t total)
 {
     if (total > 0) return (ssize_t)total;
     if (tls->broken) {
@@ -660,44 +666,44 @@ ssize_t tdm__tls_recv(tdm__tls *tls, int fd, const struct iovec *parts, int coun
         return -1;
     }
     tdm__tls_cursor into = {.parts = parts, .count = count};
-    size_t total = take_plain(tls, &into);
+    size_t total = tls_take_plain(tls, &into);
     while (!tls->closed && tdm__tls_cursor_left(&into) > 0) {
         size_t record_bytes = 0, content_bytes = 0;
         tdm__tls_opened whole = tdm__tls_record_measure(
             tls->in.bytes + tls->in.first, tls->in.count, &record_bytes, &content_bytes);
         if (whole == TDM__TLS_RECORD_PARTIAL) {
-            if (fill_input(tls, fd)) continue;
+            if (tls_fill_input(tls, fd)) continue;
             break;
         }
         if (whole == TDM__TLS_RECORD_INVALID) {
-            (void)break_connection(tls, fd, ALERT_UNEXPECTED,
-                                   "what came is not a record of TLS 1.3");
+            (void)tls_break(tls, fd, ALERT_UNEXPECTED,
+                            "received data that is not a TLS 1.3 record");
             return -1;
         }
-        ssize_t got = take_record(tls, fd, record_bytes, content_bytes, &into);
+        ssize_t got = tls_take_record(tls, fd, record_bytes, content_bytes, &into);
         if (got < 0) return -1;
         total += (size_t)got;
     }
-    return read_result(tls, total);
+    return tls_read_result(tls, total);
 }
 
-/* Whether the buffer has room for a record, perhaps after a flush. -1 with errno. */
-static int has_room(tdm__tls *tls, int fd)
+/* Whether the buffer has space for a record, if necessary after a flush. -1 with errno. */
+static int tls_has_space(tdm__tls *tls, int fd)
 {
     buffer *out = &tls->out;
     if (out->capacity - out->first - out->count >= RECORD_ROOM) return 1;
-    return flush(tls, fd) ? out->count == 0 : -1;
+    return tls_flush(tls, fd) ? out->count == 0 : -1;
 }
 
-/* Changes the key for what this side sends, when it is time, and tells the peer. */
-static bool rekey(tdm__tls *tls)
+/* Changes the key of this side's output when it is due, and notifies the peer. */
+static bool tls_rekey(tdm__tls *tls)
 {
     static const uint8_t message[MESSAGE_BYTES] = {MESSAGE_KEY_UPDATE, 0, 0, 1, 0};
     if (++tls->records <= tls->rekey_records && !tls->must_rekey) return true;
     tls->must_rekey = false;
     tls->records = 1;
     tls->rekeys++;
-    return put_message(tls, TDM__TLS_HANDSHAKE, message, sizeof message) &&
+    return tls_put_message(tls, TDM__TLS_HANDSHAKE, message, sizeof message) &&
            tdm__tls_keys_update(&tls->send);
 }
 
@@ -712,18 +718,18 @@ ssize_t tdm__tls_send(tdm__tls *tls, int fd, const struct iovec *parts, int coun
     buffer *out = &tls->out;
     size_t left = tdm__tls_cursor_left(&from), total = 0;
     while (left > 0) {
-        int room = has_room(tls, fd);
+        int room = tls_has_space(tls, fd);
         if (room < 0) return -1;
         if (room == 0) break;
         size_t bytes = left < TDM__TLS_RECORD_CONTENT ? left : TDM__TLS_RECORD_CONTENT;
-        if (!rekey(tls) || !tdm__tls_record_seal(&tls->send, TDM__TLS_DATA, &from, bytes,
-                                                 out->bytes + out->first + out->count))
-            return break_connection(tls, fd, ALERT_UNEXPECTED, "a record cannot be encrypted");
+        if (!tls_rekey(tls) || !tdm__tls_record_seal(&tls->send, TDM__TLS_DATA, &from, bytes,
+                                                     out->bytes + out->first + out->count))
+            return tls_break(tls, fd, ALERT_UNEXPECTED, "cannot encrypt a record");
         out->count += bytes + TDM__TLS_RECORD_OVERHEAD;
         left -= bytes;
         total += bytes;
     }
-    if (!flush(tls, fd)) return -1;
+    if (!tls_flush(tls, fd)) return -1;
     if (total > 0) return (ssize_t)total;
     errno = EAGAIN;
     return -1;
@@ -746,6 +752,6 @@ bool tdm__tls_is_named(const tdm__tls *tls, const char *name)
 void tdm__tls_subject(const tdm__tls *tls, char *out, size_t bytes)
 {
     X509 *certificate = SSL_get1_peer_certificate(tls->ssl);
-    subject_of(certificate, out, bytes);
+    certificate_subject(certificate, out, bytes);
     X509_free(certificate);
 }

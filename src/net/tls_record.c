@@ -10,8 +10,8 @@
 
 /* ---- keys --------------------------------------------------------------------------------------------- */
 
-/* HKDF-Expand-Label with an empty context (7.1 of the RFC). One block of HMAC has all bytes that are asked
- * for here. */
+/* HKDF-Expand-Label with an empty context (section 7.1 of the RFC). One HMAC block is enough for all
+ * lengths used here. */
 static bool keys_expand(const uint8_t secret[TDM__TLS_SECRET], const char *label, uint8_t *out,
                         size_t bytes)
 {
@@ -32,7 +32,7 @@ static bool keys_expand(const uint8_t secret[TDM__TLS_SECRET], const char *label
     return ok;
 }
 
-/* Takes key and IV from keys->secret. */
+/* Derives key and IV from keys->secret. */
 static bool keys_derive(tdm__tls_keys *keys)
 {
     uint8_t key[TDM__AEAD_KEY];
@@ -66,7 +66,7 @@ void tdm__tls_keys_release(tdm__tls_keys *keys)
     OPENSSL_cleanse(keys, sizeof *keys);
 }
 
-/* Begins the message of the next record. */
+/* Begins encrypting or decrypting the next record. */
 static bool keys_begin(tdm__tls_keys *keys, const uint8_t header[TDM__TLS_RECORD_HEADER])
 {
     uint8_t nonce[TDM__AEAD_NONCE];
@@ -85,7 +85,7 @@ size_t tdm__tls_cursor_left(const tdm__tls_cursor *cursor)
     return left - (cursor->index < cursor->count ? cursor->offset : 0);
 }
 
-/* At most `bytes` contiguous ones; the cursor is moved behind them. */
+/* Takes at most `bytes` contiguous bytes and advances the cursor. */
 static uint8_t *cursor_take(tdm__tls_cursor *cursor, size_t bytes, size_t *out_bytes)
 {
     while (cursor->offset == cursor->parts[cursor->index].iov_len) {
@@ -100,7 +100,7 @@ static uint8_t *cursor_take(tdm__tls_cursor *cursor, size_t bytes, size_t *out_b
     return at;
 }
 
-/* ---- out ---------------------------------------------------------------------------------------------- */
+/* ---- sealing ------------------------------------------------------------------------------------------ */
 
 bool tdm__tls_record_seal(tdm__tls_keys *keys, tdm__tls_content type, tdm__tls_cursor *from,
                           size_t bytes, uint8_t *out)
@@ -124,7 +124,7 @@ bool tdm__tls_record_seal(tdm__tls_keys *keys, tdm__tls_content type, tdm__tls_c
            tdm__aead_seal(keys->aead, out + 1);
 }
 
-/* ---- in ----------------------------------------------------------------------------------------------- */
+/* ---- opening ------------------------------------------------------------------------------------------ */
 
 tdm__tls_opened tdm__tls_record_measure(const uint8_t *record, size_t available,
                                         size_t *out_record_bytes, size_t *out_content_bytes)
@@ -139,7 +139,7 @@ tdm__tls_opened tdm__tls_record_measure(const uint8_t *record, size_t available,
     return available < bytes ? TDM__TLS_RECORD_PARTIAL : TDM__TLS_RECORD_OPENED;
 }
 
-/* The byte `back` places before the cursor's, which is moved there. */
+/* Moves the cursor back by one byte and returns that byte. */
 static uint8_t cursor_step_back(tdm__tls_cursor *cursor)
 {
     while (cursor->offset == 0) {

@@ -1,11 +1,11 @@
 /*
- * host.c: the segment's making, mapping and end.
+ * host.c: creates, maps and releases the shared memory segment of a host.
  *
- * The segment is address space: many times the machine's memory, so that fragments and the windows of
- * thousands of groups do not matter, and less where the process may not map that much. It is sealed against any change of its size, so that no
- * neighbour can take pages from below the others, and kept out of core files, which would otherwise
- * touch every page of it. What the ranks' cells say about processors decides whether spinning is
- * sensible: not when ranks have to share them.
+ * The segment reserves address space: many times the machine's memory, so that fragmentation and the
+ * windows of thousands of groups do not matter, and less if the process may not map that much. Its size
+ * is sealed, so that no process can truncate it under the others. It is excluded from core files, which
+ * would otherwise touch every page. The CPU masks and quotas in the ranks' cells decide whether to spin:
+ * not when ranks share CPUs.
  */
 #include "shm/host_inner.h"
 
@@ -30,7 +30,8 @@
 enum {
     SPINS = 2000,
     HUGE_PAGE = 2 << 20,
-    MEMORIES = 16 /* of address space: windows of groups take much of it and touch little */
+    MEMORIES =
+        16 /* address space in multiples of the machine's memory; windows reserve much and touch little */
 };
 
 uint64_t tdm__host_round(uint64_t bytes, uint64_t to)
@@ -38,7 +39,7 @@ uint64_t tdm__host_round(uint64_t bytes, uint64_t to)
     return (bytes + to - 1) & ~(to - 1);
 }
 
-static tdm__host_layout layout_of(uint64_t count, uint64_t bytes)
+static tdm__host_layout layout_compute(uint64_t count, uint64_t bytes)
 {
     tdm__host_layout at;
     at.cells = tdm__host_round(sizeof(tdm__segment), TDM__HOST_PAGE);
@@ -51,8 +52,8 @@ static tdm__host_layout layout_of(uint64_t count, uint64_t bytes)
     return at;
 }
 
-/* Large blocks on huge pages: only where the system lets shared memory have them. Advice. */
-static void want_huge_pages(const tdm__host *host)
+/* Advises huge pages for large blocks, if the system allows them for shared memory. */
+static void host_advise_huge_pages(const tdm__host *host)
 {
     char text[128] = "";
     int fd = open("/sys/kernel/mm/transparent_hugepage/shmem_enabled", O_RDONLY | O_CLOEXEC);
@@ -67,30 +68,30 @@ static void want_huge_pages(const tdm__host *host)
 
 tdm_status tdm__host_map(tdm__host *host, uint64_t bytes, tdm_error *err)
 {
-    tdm__host_layout at = layout_of((uint64_t)host->count, MIN_BYTES);
+    tdm__host_layout at = layout_compute((uint64_t)host->count, MIN_BYTES);
     if (bytes > SIZE_MAX / 2 || bytes < at.small + MIN_BYTES / 2)
-        return tdm_fail(err, TDM_ERR_RANGE, "a shared segment of %llu bytes",
+        return tdm_fail(err, TDM_ERR_RANGE, "invalid size of the shared memory segment: %llu bytes",
                         (unsigned long long)bytes);
     void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
                       host->memory_fd, 0);
     if (base == MAP_FAILED)
         return tdm_fail(err, TDM_ERR_NO_MEMORY,
-                        "mapping %llu MB of address space for the ranks of this host: %s; look at "
+                        "cannot map %llu MB of address space for the ranks of this host: %s; check "
                         "`ulimit -v`",
                         (unsigned long long)(bytes >> 20), strerror(errno));
     (void)madvise(base, bytes, MADV_DONTDUMP);
     host->base = base;
-    host->at = layout_of((uint64_t)host->count, bytes);
+    host->at = layout_compute((uint64_t)host->count, bytes);
     host->segment = base;
     host->cells = (tdm__host_cell *)(host->base + host->at.cells);
     host->slots = (_Atomic uint64_t *)(host->base + host->at.slots);
     host->records = (_Atomic uint64_t *)(host->base + host->at.records);
-    want_huge_pages(host);
+    host_advise_huge_pages(host);
     return TDM_OK;
 }
 
-/* How large the segment should be; a limit on files counts, because it would end us by a signal. */
-static uint64_t wanted_bytes(void)
+/* The desired size of the segment. A file size limit applies, because exceeding it raises SIGXFSZ. */
+static uint64_t segment_size_choose(void)
 {
     tdm_memory_info info;
     tdm_os_memory_info(&info);
@@ -105,26 +106,26 @@ static uint64_t wanted_bytes(void)
 }
 
 /* Makes and maps the memory: the lowest rank's part. */
-static tdm_status make_segment(tdm__host *host, tdm_error *err)
+static tdm_status segment_create(tdm__host *host, tdm_error *err)
 {
     host->memory_fd = memfd_create("tandem", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (host->memory_fd < 0)
-        return tdm_fail(err, TDM_ERR_SYSTEM, "making shared memory (memfd_create): %s",
+        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot create shared memory (memfd_create): %s",
                         strerror(errno));
-    uint64_t bytes = wanted_bytes();
+    uint64_t bytes = segment_size_choose();
     for (;; bytes /= 2) {
         tdm_status status;
         if (ftruncate(host->memory_fd, (off_t)bytes) == 0)
             status = tdm__host_map(host, bytes, err);
         else
-            status = tdm_fail(err, TDM_ERR_NO_MEMORY, "shared memory of %llu MB: %s",
+            status = tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot create %llu MB of shared memory: %s",
                               (unsigned long long)(bytes >> 20), strerror(errno));
         if (status == TDM_OK) break;
         if (bytes / 2 < MIN_BYTES)
-            return tdm_error_context(err, status, "this host's shared memory, at its least size");
+            return tdm_error_context(err, status, "this host's shared memory, at its minimum size");
     }
     if (fcntl(host->memory_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-        return tdm_fail(err, TDM_ERR_SYSTEM, "sealing the size of shared memory: %s",
+        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot seal the size of shared memory: %s",
                         strerror(errno));
     tdm__segment *segment = host->segment;
     assert(segment);
@@ -159,15 +160,15 @@ tdm_status tdm__host_enter(tdm__host *host, tdm_error *err)
                                                                        : 0;
     host->ring_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (host->ring_fd < 0)
-        return tdm_fail(err, TDM_ERR_SYSTEM, "making a socket to wake others by: %s",
+        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot create a socket to wake other ranks: %s",
                         strerror(errno));
     if (host->with_fds) TDM_TRY(tdm__host_open_bell(host, err));
     atomic_store_explicit(&cell->ready, 1, memory_order_release);
     return TDM_OK;
 }
 
-/* Spinning burns a processor that a neighbour may need: only when there is one for each rank. */
-static uint32_t spins_of(const tdm__host *host)
+/* Spins only if there is a CPU for each rank: otherwise spinning takes the CPU from another rank. */
+static uint32_t host_count_spins(const tdm__host *host)
 {
     uint64_t mask[TDM__HOST_MASK_WORDS] = {0};
     int min_quota = INT32_MAX;
@@ -183,19 +184,20 @@ static uint32_t spins_of(const tdm__host *host)
     return host->count > processors ? 0 : SPINS;
 }
 
-static tdm_status check_options(const tdm__host_options *options, int *out_index, tdm_error *err)
+static tdm_status options_check(const tdm__host_options *options, int *out_index, tdm_error *err)
 {
     if (options->count < 1 || options->count > TDM__MAX_HOST_RANKS)
-        return tdm_fail(err, TDM_ERR_RANGE, "%d ranks on one host; it can be 1 to %d",
+        return tdm_fail(err, TDM_ERR_RANGE, "%d ranks on one host; expected 1 to %d",
                         options->count, TDM__MAX_HOST_RANKS);
     int index = -1;
     for (int i = 0; i < options->count; i++) {
         if (i > 0 && options->ranks[i] <= options->ranks[i - 1])
-            return tdm_fail(err, TDM_ERR_INVALID, "the ranks of this host are not ascending");
+            return tdm_fail(err, TDM_ERR_INVALID,
+                            "the ranks of this host are not in ascending order");
         if (options->ranks[i] == options->rank) index = i;
     }
     if (index < 0)
-        return tdm_fail(err, TDM_ERR_INVALID, "rank %d is not among the ranks of its own host",
+        return tdm_fail(err, TDM_ERR_INVALID, "rank %d is missing in the list of its host's ranks",
                         options->rank);
     *out_index = index;
     return TDM_OK;
@@ -205,13 +207,13 @@ tdm_status tdm__host_create(const tdm__host_options *options, tdm__host **out, u
                             size_t *address_bytes, tdm_error *err)
 {
     int index = 0;
-    TDM_TRY(check_options(options, &index, err));
+    TDM_TRY(options_check(options, &index, err));
     tdm__host *host = calloc(1, sizeof *host);
     int *ranks = calloc((size_t)options->count, sizeof *ranks);
     if (!host || !ranks) {
         free(host);
         free(ranks);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the ranks of this host");
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the ranks of this host");
     }
     memcpy(ranks, options->ranks, (size_t)options->count * sizeof *ranks);
     *host = (tdm__host){.index = index,
@@ -226,7 +228,7 @@ tdm_status tdm__host_create(const tdm__host_options *options, tdm__host **out, u
                         .ring_fd = -1};
     size_t name_bytes = 0;
     if (index == 0) {
-        tdm_status status = make_segment(host, err);
+        tdm_status status = segment_create(host, err);
         if (status == TDM_OK && host->count > 1) status = tdm__host_listen(host, err);
         if (status != TDM_OK) {
             tdm__host_destroy(host);
@@ -249,7 +251,7 @@ tdm_status tdm__host_connect(tdm__host *host, const uint8_t *const *addresses,
     } else {
         TDM_TRY(tdm__host_ask(host, addresses[0], address_bytes[0], err));
     }
-    host->spins = spins_of(host);
+    host->spins = host_count_spins(host);
     host->cancellation = (tdm__cancellation){0};
     return TDM_OK;
 }

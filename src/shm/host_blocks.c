@@ -1,15 +1,14 @@
 /*
- * host_blocks.c: blocks of the segment, taken and given back by any rank.
+ * host_blocks.c: allocation of blocks in the segment, by any rank.
  *
- * The table has one word for each block: its first page and its number of pages. A block exists from
- * the one store of that word on, and is gone with the one store of zero: a rank that dies at any
- * instruction leaves a table that is whole, and at worst a block that nobody uses. The lock keeps two
- * ranks from choosing the same pages; it is the kernel's robust kind, which knows its holder and hands
- * itself on when that dies. To give back needs no lock: the pages are punched out of the segment while
- * the word, marked, still keeps others away.
+ * The table has one word per block: its first page and its number of pages. One store of that word
+ * creates a block, and one store of zero removes it: a rank that dies at any instruction leaves a
+ * consistent table and at worst an unused block. The lock prevents two ranks from choosing the same
+ * pages; it is a robust mutex, which the kernel passes on when its holder dies. Freeing needs no lock:
+ * the pages are punched out of the segment while the word, marked, still reserves them.
  *
- * Blocks begin at pages. Large ones lie apart from small ones, at multiples of a huge page. A fresh
- * block is zero because its pages were never touched, or have been given back since.
+ * Blocks start at pages. Large blocks are in a separate area, at multiples of a huge page. A fresh block
+ * is zero because its pages were never touched or were punched out since.
  */
 #include "shm/host_inner.h"
 
@@ -22,9 +21,10 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#define LARGE_BYTES (4ull << 20) /* from here on a block is large */
-#define ASK_BYTES (16ull << 20)  /* from here on we ask the system whether it has that much */
-#define LEAVING (1ull << 63)     /* in a record: its pages are just being given back */
+#define LARGE_BYTES (4ull << 20) /* blocks of at least this size are large */
+#define ASK_BYTES                                                                                  \
+    (16ull << 20) /* for blocks of at least this size, check the available memory first */
+#define LEAVING (1ull << 63) /* in a record: its pages are being freed */
 #define MAX_PAGES (1ull << 31)
 
 enum { LOCK_S = 10, HUGE_PAGES = 512 };
@@ -50,8 +50,8 @@ typedef struct extent {
     uint64_t first, end; /* pages */
 } extent;
 
-/* Whether nothing lies in [first, first + pages). */
-static bool is_free(const tdm__host *host, uint32_t high, uint64_t first, uint64_t pages)
+/* Whether [first, first + pages) is free. */
+static bool table_is_free(const tdm__host *host, uint32_t high, uint64_t first, uint64_t pages)
 {
     for (uint32_t i = 0; i < high; i++) {
         uint64_t record = atomic_load_explicit(&host->records[i], memory_order_acquire);
@@ -61,15 +61,15 @@ static bool is_free(const tdm__host *host, uint32_t high, uint64_t first, uint64
     return true;
 }
 
-static int by_first(const void *a, const void *b)
+static int extent_compare(const void *a, const void *b)
 {
     const extent *x = a, *y = b;
     return (x->first > y->first) - (x->first < y->first);
 }
 
-/* The first gap of `pages` pages within [from, to); UINT64_MAX when there is none. */
-static uint64_t find_gap(const tdm__host *host, uint32_t high, extent within, uint64_t pages,
-                         uint64_t align)
+/* The first gap of `pages` pages within [from, to); UINT64_MAX if there is none. */
+static uint64_t table_find_gap(const tdm__host *host, uint32_t high, extent within, uint64_t pages,
+                               uint64_t align)
 {
     extent *used = malloc(((size_t)high + 1) * sizeof *used);
     if (!used) return UINT64_MAX;
@@ -78,7 +78,7 @@ static uint64_t find_gap(const tdm__host *host, uint32_t high, extent within, ui
         uint64_t record = atomic_load_explicit(&host->records[i], memory_order_acquire);
         if (record) used[count++] = (extent){record_first(record), record_end(record)};
     }
-    if (count) qsort(used, count, sizeof *used, by_first);
+    if (count) qsort(used, count, sizeof *used, extent_compare);
     uint64_t at = tdm__host_round(within.first, align);
     for (size_t i = 0; i < count; i++) {
         if (used[i].end <= at) continue;
@@ -89,8 +89,8 @@ static uint64_t find_gap(const tdm__host *host, uint32_t high, extent within, ui
     return at + pages <= within.end ? at : UINT64_MAX;
 }
 
-/* Chooses pages, in the area of their kind or, when that is full, in the other. The lock is held. */
-static uint64_t choose_pages(tdm__host *host, uint32_t high, uint64_t pages, bool large)
+/* Chooses pages in the area for this kind of block or, if that is full, in the other. Lock held. */
+static uint64_t table_choose_pages(tdm__host *host, uint32_t high, uint64_t pages, bool large)
 {
     const extent areas[2] = {{host->at.small / TDM__HOST_PAGE, host->at.large / TDM__HOST_PAGE},
                              {host->at.large / TDM__HOST_PAGE, host->at.end / TDM__HOST_PAGE}};
@@ -99,10 +99,10 @@ static uint64_t choose_pages(tdm__host *host, uint32_t high, uint64_t pages, boo
         int area = (turn == 0) == large;
         uint64_t at = atomic_load_explicit(&host->segment->cursor_page[area], memory_order_relaxed);
         at = tdm__host_round(at, align);
-        /* Right after the last one, or wherever there is room. */
+        /* Directly after the last block, or in the first gap. */
         if (at < areas[area].first || at >= areas[area].end || at + pages > areas[area].end ||
-            !is_free(host, high, at, pages))
-            at = find_gap(host, high, areas[area], pages, align);
+            !table_is_free(host, high, at, pages))
+            at = table_find_gap(host, high, areas[area], pages, align);
         if (at == UINT64_MAX) continue;
         atomic_store_explicit(&host->segment->cursor_page[area], at + pages, memory_order_relaxed);
         return at;
@@ -110,9 +110,9 @@ static uint64_t choose_pages(tdm__host *host, uint32_t high, uint64_t pages, boo
     return UINT64_MAX;
 }
 
-/* Puts the block into the table. The lock is held. */
-static tdm_status record_block(tdm__host *host, uint64_t pages, bool large, uint64_t *out,
-                               tdm_error *err)
+/* Adds the block to the table. Lock held. */
+static tdm_status table_add_block(tdm__host *host, uint64_t pages, bool large, uint64_t *out,
+                                  tdm_error *err)
 {
     uint32_t high = atomic_load_explicit(&host->segment->record_high, memory_order_relaxed);
     if (high > TDM__MAX_HOST_BLOCKS) high = TDM__MAX_HOST_BLOCKS;
@@ -121,13 +121,13 @@ static tdm_status record_block(tdm__host *host, uint64_t pages, bool large, uint
         place++;
     if (place == TDM__MAX_HOST_BLOCKS)
         return tdm_fail(err, TDM_ERR_NO_MEMORY,
-                        "this host's shared memory has %d blocks already, which is all it can",
+                        "this host's shared memory has reached its limit of %d blocks",
                         TDM__MAX_HOST_BLOCKS);
-    uint64_t first = choose_pages(host, high, pages, large);
+    uint64_t first = table_choose_pages(host, high, pages, large);
     if (first == UINT64_MAX)
         return tdm_fail(err, TDM_ERR_NO_MEMORY,
-                        "this host's shared memory, %llu MB of address space, has no room for "
-                        "%llu KB more",
+                        "this host's shared memory (%llu MB of address space) has no space for "
+                        "another %llu KB",
                         (unsigned long long)(host->at.end >> 20),
                         (unsigned long long)pages * (TDM__HOST_PAGE / 1024));
     if (place == high)
@@ -142,19 +142,20 @@ tdm_status tdm__host_alloc(tdm__host *host, size_t bytes, uint64_t *out_offset, 
     uint64_t pages = bytes / TDM__HOST_PAGE + (bytes % TDM__HOST_PAGE != 0);
     if (pages == 0) pages = 1;
     if (pages >= MAX_PAGES || pages * TDM__HOST_PAGE > host->at.end)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY,
-                        "%zu bytes of shared memory; this host's has %llu MB of address space",
-                        bytes, (unsigned long long)(host->at.end >> 20));
+        return tdm_fail(
+            err, TDM_ERR_NO_MEMORY,
+            "cannot allocate %zu bytes of shared memory: the segment has %llu MB of address space",
+            bytes, (unsigned long long)(host->at.end >> 20));
     if (bytes >= ASK_BYTES) {
         tdm_memory_info info;
         tdm_os_memory_info(&info);
         if (info.available_bytes && bytes > info.available_bytes)
             return tdm_fail(err, TDM_ERR_NO_MEMORY,
-                            "%zu MB of shared memory; the machine has %llu MB left", bytes >> 20,
-                            (unsigned long long)(info.available_bytes >> 20));
+                            "cannot allocate %zu MB of shared memory: the machine has %llu MB left",
+                            bytes >> 20, (unsigned long long)(info.available_bytes >> 20));
     }
     TDM_TRY(lock_table(host, err));
-    tdm_status status = record_block(host, pages, bytes >= LARGE_BYTES, out_offset, err);
+    tdm_status status = table_add_block(host, pages, bytes >= LARGE_BYTES, out_offset, err);
     tdm__shared_lock_give(&host->segment->lock);
     return status;
 }
@@ -171,11 +172,11 @@ void tdm__host_free(tdm__host *host, uint64_t offset)
         if (fallocate(host->memory_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
                       (off_t)bytes) != 0 &&
             madvise(host->base + offset, bytes, MADV_REMOVE) != 0)
-            memset(host->base + offset, 0, bytes); /* the next user finds zeros all the same */
+            memset(host->base + offset, 0, bytes); /* the next user must find zeros */
         atomic_store_explicit(&host->records[i], 0, memory_order_release);
         return;
     }
-    tdm_log(TDM_LOG_WARN, "comm", "shared memory at offset %llu is given back, but is not taken",
+    tdm_log(TDM_LOG_WARN, "comm", "cannot free shared memory at offset %llu: it is not allocated",
             (unsigned long long)offset);
 }
 
@@ -196,5 +197,5 @@ bool tdm__host_is_taken(const tdm__host *host, uint64_t offset)
 {
     uint32_t high = atomic_load_explicit(&host->segment->record_high, memory_order_relaxed);
     if (high > TDM__MAX_HOST_BLOCKS) high = TDM__MAX_HOST_BLOCKS;
-    return offset < host->at.end && !is_free(host, high, offset / TDM__HOST_PAGE, 1);
+    return offset < host->at.end && !table_is_free(host, high, offset / TDM__HOST_PAGE, 1);
 }

@@ -1,11 +1,11 @@
 /*
- * host_inner.h: how the segment is laid out, for host*.c and for the transport that lives in it.
+ * host_inner.h: the layout of the segment, for host*.c and the shared-memory transport.
  *
- * From its start: a header with the allocator's lock, a cell for each rank, a slot for each ordered
- * pair of ranks (the transport's), the table of blocks, and then the blocks: small ones first, then, on
- * huge pages where the system has them for shared memory, large ones. Every place follows from the
- * number of ranks and the size of the segment, which all ranks learn when they map it: nothing in the
- * segment says where something lies, but for the table of blocks.
+ * From its start: a header with the allocator's lock, a cell for each rank, a slot for each ordered pair
+ * of ranks (used by the transport), the table of blocks, then the blocks: small ones first, then large
+ * ones, on huge pages if the system allows them for shared memory. All offsets follow from the number of
+ * ranks and the size of the segment, which all ranks get when they map it; only the table of blocks
+ * contains offsets.
  */
 #ifndef TANDEM_SHM_HOST_INNER_H
 #define TANDEM_SHM_HOST_INNER_H
@@ -17,17 +17,17 @@
 #include <stdatomic.h>
 
 enum {
-    TDM__MAX_HOST_RANKS = 4096, /* of one host */
+    TDM__MAX_HOST_RANKS = 4096, /* on one host */
     TDM__MAX_HOST_BLOCKS = 65536,
     TDM__HOST_PAGE = 4096,
-    TDM__HOST_MASK_WORDS = 16, /* processors 0 to 1,023 */
+    TDM__HOST_MASK_WORDS = 16, /* CPUs 0 to 1,023 */
     TDM__MAX_HOST_NAME = 48    /* of an abstract socket */
 };
 
 /*
- * A bell is one word: a count in its upper bits, and three flags. A rank that is about to look for work
- * sets ARMED; whoever rings raises the count and clears the flags at once, and wakes as they say. So a
- * late ringer can never take away the flag of a newer wait without that wait noticing.
+ * A bell is one word: a count in the upper bits and three flags. A rank that is about to look for work
+ * sets ARMED; the ringer increments the count and clears the flags in one step, and wakes as they say.
+ * So a late ringer cannot clear the flag of a newer wait without that wait noticing.
  */
 enum {
     TDM__BELL_ARMED = 1,
@@ -36,13 +36,13 @@ enum {
     TDM__BELL_ONE = 8
 };
 
-/* What a rank tells its neighbours. */
+/* The state of a rank that the other ranks of the host can read. */
 typedef struct tdm__host_cell {
     _Alignas(64) _Atomic uint32_t bell;
     _Alignas(64) _Atomic uint32_t ready; /* all below is written */
-    uint32_t quota;                      /* processors that its control groups grant; 0: no limit */
-    uint64_t mask[TDM__HOST_MASK_WORDS]; /* processors it may run on */
-    _Atomic uint32_t name_bytes;         /* of its bell's socket; 0: it has none yet */
+    uint32_t quota;                      /* CPUs granted by its control groups; 0: no limit */
+    uint64_t mask[TDM__HOST_MASK_WORDS]; /* CPUs it may run on */
+    _Atomic uint32_t name_bytes;         /* of its bell's socket; 0: none yet */
     char name[TDM__MAX_HOST_NAME];
 } tdm__host_cell;
 
@@ -57,15 +57,15 @@ typedef struct tdm__segment {
 
 typedef struct tdm__host_layout {
     uint64_t cells, slots, records; /* offsets */
-    uint64_t small, large, end;     /* where the two kinds of blocks begin, and the segment ends */
+    uint64_t small, large, end;     /* start of small and of large blocks, and the end */
 } tdm__host_layout;
 
 struct tdm__host {
-    int index, count; /* place among the host's ranks, and their number */
+    int index, count; /* index among the host's ranks, and their number */
     int *ranks;
     uint32_t world;
     bool with_fds;
-    tdm__cancellation cancellation;             /* while the memory is handed out */
+    tdm__cancellation cancellation;             /* checked while the memory is passed on */
     int memory_fd, listen_fd, bell_fd, ring_fd; /* -1: none */
     char listen_name[TDM__MAX_HOST_NAME];
     uint32_t spins;
@@ -79,36 +79,38 @@ struct tdm__host {
 };
 
 /* host.c */
-uint64_t tdm__host_round(uint64_t bytes, uint64_t to); /* up, to a power of two */
-/* Maps `bytes` of memory_fd and finds the parts. */
+uint64_t tdm__host_round(uint64_t bytes,
+                         uint64_t to); /* rounds up to a multiple of a power of two */
+/* Maps `bytes` of memory_fd and sets the pointers to its parts. */
 tdm_status tdm__host_map(tdm__host *host, uint64_t bytes, tdm_error *err);
 /* Fills this rank's cell. */
 tdm_status tdm__host_enter(tdm__host *host, tdm_error *err);
 
-/* host_share.c: the lowest rank listens, then hands the memory out; the others ask for it. All return
- * when all have mapped it. */
+/* host_share.c: the lowest rank listens and passes the memory on; the other ranks request it. Both
+ * sides return when all ranks have mapped it. */
 tdm_status tdm__host_listen(tdm__host *host, tdm_error *err);
 tdm_status tdm__host_hand_out(tdm__host *host, tdm_error *err);
 tdm_status tdm__host_ask(tdm__host *host, const uint8_t *name, size_t name_bytes, tdm_error *err);
-/* A name for an abstract socket that nobody else has; returns its length. */
+/* Generates a unique name for an abstract socket; returns its length. */
 size_t tdm__host_draw_name(const char *what, char name[TDM__MAX_HOST_NAME]);
 
 /* host_bell.c */
 tdm_status tdm__host_open_bell(tdm__host *host, tdm_error *err);
 /* Whether the bell was rung since it was read. */
 bool tdm__host_rung(const tdm__host *host, uint32_t bell);
-/* A file descriptor that becomes readable when the bell is rung; -1 when it has been since it was
- * read, or there is none. What has come in it before is thrown away. */
+/* A file descriptor that becomes readable when the bell is rung; -1 if it was rung since it was read, or
+ * if there is none. Older datagrams are dropped. */
 int tdm__host_arm(tdm__host *host, uint32_t bell);
 
-/* The word of an ordered pair of places, zero at first: where the transport keeps an offset. */
+/* The word of an ordered pair of ranks, initially zero, in which the transport stores an offset. */
 static inline _Atomic uint64_t *tdm__host_slot(const tdm__host *host, int from, int to)
 {
     return &host->slots[(size_t)from * (size_t)host->count + (size_t)to];
 }
 
-/* A full fence between a change and the look at a flag, or a flag and the look for a change. The
- * thread sanitizer knows no fences: there, an exchange on the flag's own word has the same effect. */
+/* A full fence between a change and reading a flag, or between setting a flag and checking for a change.
+ * The thread sanitizer does not support fences: there, an exchange on the flag's word has the same
+ * effect. */
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
 #define TDM__NO_FENCES 1

@@ -1,15 +1,15 @@
 /*
- * host_share.c: how the ranks of a host come by the memory that they share.
+ * host_share.c: passes the shared memory to the ranks of a host.
  *
- * The lowest rank listens on an abstract UNIX socket, whose random name the others have learnt when
- * the world was made. Each of them says hello with the world's number and its place, and gets the
- * memory's file descriptor back; it maps it and says that it is ready; when all are, all are told to
- * go on. So the second half of making a host ends on all ranks, or fails on all, and a rank that could
- * not map the memory is named everywhere.
+ * The lowest rank listens on an abstract UNIX socket; the other ranks got its random name with the
+ * addresses of the world. Each of them sends a hello with the world's number and its index, receives the
+ * memory's file descriptor, maps it and reports that it is ready; when all ranks are ready, the lowest
+ * rank releases them. So this step succeeds on all ranks or fails on all, and every rank's error names
+ * the rank that could not map the memory.
  *
- * Strangers: a process of another user is turned away as it comes, by the kernel's word for who it is;
- * one of the same user when its hello is not ours, or does not come in time. They take nothing with
- * them, and the ranks that are awaited do not wait for them. Every step has a deadline.
+ * Other processes: a process of another user is refused at once, by the credentials that the kernel
+ * reports; one of the same user if its hello is wrong or late. They receive nothing and do not delay the
+ * ranks. Every step has a deadline.
  */
 #include "shm/host_inner.h"
 
@@ -29,17 +29,17 @@
 #include <unistd.h>
 
 #define HELLO_MAGIC 0x6c656874u
-#define JOIN_S 20.0 /* for all ranks to come, and for an answer */
-#define HELLO_S 3.0 /* for a stranger to say what it wants */
+#define JOIN_S 20.0 /* for all ranks to connect, and for an answer */
+#define HELLO_S 3.0 /* for the hello of a new connection */
 
 enum { MAX_STRANGERS = 16, RETRY_NS = 1000000 };
 
-/* All four are of one kind, because one machine reads and writes them: magic, world, and two words. */
+/* The message of all four steps, in native byte order because it never leaves the machine. */
 typedef struct note {
     uint32_t magic, world;
-    uint32_t place, count; /* of the one who speaks; of the ranks of the host */
+    uint32_t place, count; /* index of the sender; number of ranks on the host */
     uint64_t bytes;        /* of the segment */
-    uint32_t step, bad;    /* a note_step; whether it went wrong */
+    uint32_t step, bad;    /* a note_step; whether the step failed */
 } note;
 
 typedef enum note_step { STEP_HELLO = 1, STEP_MEMORY, STEP_READY, STEP_GO } note_step;
@@ -57,7 +57,7 @@ size_t tdm__host_draw_name(const char *what, char name[TDM__MAX_HOST_NAME])
     return length > 0 && length < TDM__MAX_HOST_NAME ? (size_t)length : 0;
 }
 
-static socklen_t address_of(const char *name, size_t bytes, struct sockaddr_un *out)
+static socklen_t socket_address_of(const char *name, size_t bytes, struct sockaddr_un *out)
 {
     *out = (struct sockaddr_un){.sun_family = AF_UNIX};
     memcpy(out->sun_path + 1, name, bytes);
@@ -68,7 +68,7 @@ tdm_status tdm__host_listen(tdm__host *host, tdm_error *err)
 {
     struct sockaddr_un address;
     size_t bytes = tdm__host_draw_name("host", host->listen_name);
-    socklen_t length = address_of(host->listen_name, bytes, &address);
+    socklen_t length = socket_address_of(host->listen_name, bytes, &address);
     host->listen_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (host->listen_fd < 0 ||
         bind(host->listen_fd, (const struct sockaddr *)&address, length) != 0 ||
@@ -79,7 +79,7 @@ tdm_status tdm__host_listen(tdm__host *host, tdm_error *err)
     return TDM_OK;
 }
 
-static bool is_same_user(int fd)
+static bool socket_is_same_user(int fd)
 {
     struct ucred peer;
     socklen_t bytes = sizeof peer;
@@ -87,8 +87,8 @@ static bool is_same_user(int fd)
            peer.uid == geteuid();
 }
 
-/* Sends a note, with `memory_fd` unless it is -1. It is small enough for any fresh socket. */
-static bool send_note(int fd, const note *n, int memory_fd)
+/* Sends a note, with `memory_fd` unless it is -1. It fits into the buffer of any new socket. */
+static bool note_send(int fd, const note *n, int memory_fd)
 {
     struct iovec io = {.iov_base = (void *)n, .iov_len = sizeof *n};
     union {
@@ -131,9 +131,9 @@ static bool note_fits(const tdm__host *host, const note *n, note_step step)
 /* ---- the lowest rank --------------------------------------------------------------------------- */
 
 typedef struct guest {
-    int fd; /* -1: the place is free */
+    int fd; /* -1: unused */
     int place;
-    note_step step; /* the note that is awaited; STEP_GO: none */
+    note_step step; /* the expected note; STEP_GO: none */
     double until_s;
     size_t got;
     note heard;
@@ -145,26 +145,26 @@ typedef struct party {
     struct pollfd *polls;
     int capacity, ready_count;
     int failed_place; /* -1: none */
-    bool given_up;    /* the patience was over */
-    bool *seen;       /* by place */
+    bool given_up;    /* the wait was cancelled */
+    bool *seen;       /* by index */
 } party;
 
-static void dismiss(party *p, guest *g)
+static void guest_close(party *p, guest *g)
 {
     if (g->step == STEP_READY && p->failed_place < 0) p->failed_place = g->place;
     close(g->fd);
     g->fd = -1;
 }
 
-/* A whole note has come from this guest. */
-static void hear_guest(party *p, guest *g)
+/* Handles a complete note from a guest. */
+static void guest_on_note(party *p, guest *g)
 {
     const note *n = &g->heard;
     if (g->step == STEP_HELLO) {
         note answer = note_of(p->host, STEP_MEMORY, false);
         if (!note_fits(p->host, n, STEP_HELLO) || n->place == 0 || p->seen[n->place] ||
-            !send_note(g->fd, &answer, p->host->memory_fd)) {
-            dismiss(p, g);
+            !note_send(g->fd, &answer, p->host->memory_fd)) {
+            guest_close(p, g);
             return;
         }
         g->place = (int)n->place;
@@ -172,7 +172,7 @@ static void hear_guest(party *p, guest *g)
         g->step = STEP_READY;
         g->until_s = tdm_clock_s() + JOIN_S;
     } else if (!note_fits(p->host, n, STEP_READY) || n->place != (uint32_t)g->place || n->bad) {
-        dismiss(p, g);
+        guest_close(p, g);
     } else {
         g->step = STEP_GO;
         p->ready_count++;
@@ -180,24 +180,24 @@ static void hear_guest(party *p, guest *g)
     g->got = 0;
 }
 
-static void read_guest(party *p, guest *g)
+static void guest_read(party *p, guest *g)
 {
     ssize_t got = recv(g->fd, (uint8_t *)&g->heard + g->got, sizeof g->heard - g->got,
                        MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) {
         if (g->step == STEP_GO) {
-            /* It was ready and is gone: the world will notice by other ways. */
+            /* It was ready and has died: the control connection will report it. */
             g->step = STEP_READY;
         }
-        dismiss(p, g);
+        guest_close(p, g);
         return;
     }
     g->got += (size_t)got;
-    if (g->got == sizeof g->heard) hear_guest(p, g);
+    if (g->got == sizeof g->heard) guest_on_note(p, g);
 }
 
-static void accept_guest(party *p)
+static void party_accept(party *p)
 {
     guest *place = NULL;
     for (int i = 0; i < p->capacity && !place; i++)
@@ -205,20 +205,20 @@ static void accept_guest(party *p)
     if (!place) return;
     int fd = accept4(p->host->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) return;
-    if (!is_same_user(fd)) {
+    if (!socket_is_same_user(fd)) {
         close(fd);
         return;
     }
     *place = (guest){.fd = fd, .step = STEP_HELLO, .until_s = tdm_clock_s() + HELLO_S};
 }
 
-/* One round of waiting: for newcomers while there is room, and for every guest's note. */
-static void serve_once(party *p, double until_s)
+/* One iteration: waits for new connections, up to the limit, and for notes of all guests. */
+static void party_serve(party *p, double until_s)
 {
     int guests = 0;
     for (int i = 0; i < p->capacity; i++) {
         guest *g = &p->guests[i];
-        if (g->fd >= 0 && g->step != STEP_GO && tdm_clock_s() > g->until_s) dismiss(p, g);
+        if (g->fd >= 0 && g->step != STEP_GO && tdm_clock_s() > g->until_s) guest_close(p, g);
         p->polls[i + 1] = (struct pollfd){.fd = g->fd, .events = POLLIN};
         guests += g->fd >= 0;
     }
@@ -228,23 +228,23 @@ static void serve_once(party *p, double until_s)
     int left_ms = left_s <= 0 ? 0 : left_s > 0.1 ? 100 : (int)(left_s * 1000) + 1;
     if (poll(p->polls, (nfds_t)p->capacity + 1, left_ms) <= 0) return;
     for (int i = 0; i < p->capacity; i++)
-        if (p->polls[i + 1].revents && p->guests[i].fd >= 0) read_guest(p, &p->guests[i]);
-    if (p->polls[0].revents) accept_guest(p);
+        if (p->polls[i + 1].revents && p->guests[i].fd >= 0) guest_read(p, &p->guests[i]);
+    if (p->polls[0].revents) party_accept(p);
 }
 
-static tdm_status given_up(const tdm__host *host, tdm_error *err)
+static tdm_status host_wait_cancelled(const tdm__host *host, tdm_error *err)
 {
     return tdm_fail(err, TDM_ERR_PEER_FAILED,
-                    "rank %d no longer waits for its neighbours on this host",
+                    "rank %d stopped waiting for the other ranks of this host",
                     host->ranks[host->index]);
 }
 
-static tdm_status say_who_is_missing(const party *p, tdm_error *err)
+static tdm_status party_fail_missing(const party *p, tdm_error *err)
 {
-    if (p->given_up) return given_up(p->host, err);
+    if (p->given_up) return host_wait_cancelled(p->host, err);
     if (p->failed_place >= 0)
         return tdm_fail(err, TDM_ERR_PEER_FAILED,
-                        "rank %d could not map this host's shared memory, or ended while it did",
+                        "rank %d could not map this host's shared memory, or exited meanwhile",
                         p->host->ranks[p->failed_place]);
     char list[200] = "";
     size_t length = 0;
@@ -254,7 +254,7 @@ static tdm_status say_who_is_missing(const party *p, tdm_error *err)
                                        length ? ", " : "", p->host->ranks[i]);
     return tdm_fail(
         err, TDM_ERR_PEER_TIMEOUT,
-        "not all ranks of this host asked for its shared memory within %.0f s; missing: "
+        "not all ranks of this host requested its shared memory within %.0f s; missing: "
         "%s",
         JOIN_S, length ? list : "an answer");
 }
@@ -270,23 +270,23 @@ tdm_status tdm__host_hand_out(tdm__host *host, tdm_error *err)
                .failed_place = -1};
     tdm_status status = TDM_OK;
     if (!p.guests || !p.polls || !p.seen) {
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the ranks of this host");
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the ranks of this host");
         goto free_all;
     }
     for (int i = 0; i < capacity; i++) p.guests[i].fd = -1;
     double until_s = tdm_clock_s() + JOIN_S;
     while (p.ready_count < host->count - 1 && p.failed_place < 0 && !p.given_up &&
            tdm_clock_s() < until_s) {
-        serve_once(&p, until_s);
+        party_serve(&p, until_s);
         p.given_up = p.ready_count < host->count - 1 &&
                      tdm__cancellation_is_due(&host->cancellation);
     }
     bool bad = p.ready_count < host->count - 1 || p.failed_place >= 0;
-    if (bad) status = say_who_is_missing(&p, err);
+    if (bad) status = party_fail_missing(&p, err);
     note go = note_of(host, STEP_GO, bad);
     for (int i = 0; i < capacity; i++) {
         if (p.guests[i].fd < 0) continue;
-        if (p.guests[i].step != STEP_HELLO) (void)send_note(p.guests[i].fd, &go, -1);
+        if (p.guests[i].step != STEP_HELLO) (void)note_send(p.guests[i].fd, &go, -1);
         close(p.guests[i].fd);
     }
 free_all:
@@ -298,19 +298,19 @@ free_all:
     return status;
 }
 
-/* ---- the others -------------------------------------------------------------------------------- */
+/* ---- all other ranks --------------------------------------------------------------------------- */
 
-static tdm_status reach(tdm__host *host, const uint8_t *name, size_t name_bytes, int *out_fd,
-                        tdm_error *err)
+static tdm_status host_connect_lowest(tdm__host *host, const uint8_t *name, size_t name_bytes,
+                                      int *out_fd, tdm_error *err)
 {
     struct sockaddr_un address;
     if (name_bytes == 0 || name_bytes >= TDM__MAX_HOST_NAME)
-        return tdm_fail(err, TDM_ERR_FORMAT, "rank %d gave no address for its shared memory",
+        return tdm_fail(err, TDM_ERR_FORMAT, "rank %d sent no address of its shared memory",
                         host->ranks[0]);
-    socklen_t length = address_of((const char *)name, name_bytes, &address);
+    socklen_t length = socket_address_of((const char *)name, name_bytes, &address);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
-        return tdm_fail(err, TDM_ERR_SYSTEM, "making a socket to ask for shared memory: %s",
+        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot create a socket to request shared memory: %s",
                         strerror(errno));
     double until_s = tdm_clock_s() + JOIN_S;
     while (connect(fd, (const struct sockaddr *)&address, length) != 0) {
@@ -321,24 +321,23 @@ static tdm_status reach(tdm__host *host, const uint8_t *name, size_t name_bytes,
         }
         tdm_status status = tdm_fail(
             err, busy ? TDM_ERR_PEER_TIMEOUT : TDM_ERR_PEER_FAILED,
-            "asking rank %d for this host's shared memory: %s; has it ended, or does it run in "
-            "another network namespace?",
+            "cannot request this host's shared memory from rank %d: %s; it may have exited, or run in "
+            "another network namespace",
             host->ranks[0], strerror(errno));
         close(fd);
         return status;
     }
-    if (!is_same_user(fd)) {
+    if (!socket_is_same_user(fd)) {
         close(fd);
-        return tdm_fail(err, TDM_ERR_PEER_REFUSED,
-                        "the socket of rank %d belongs to another user: not touched",
+        return tdm_fail(err, TDM_ERR_PEER_REFUSED, "the socket of rank %d belongs to another user",
                         host->ranks[0]);
     }
     *out_fd = fd;
     return TDM_OK;
 }
 
-/* The file descriptor that came with a message; -1 for none. More than one would be closed. */
-static int take_fd(struct msghdr *message)
+/* The file descriptor of a message; -1 for none. More than one are closed. */
+static int message_take_fd(struct msghdr *message)
 {
     int fd = -1;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c))
@@ -348,19 +347,20 @@ static int take_fd(struct msghdr *message)
     return fd;
 }
 
-/* Reads one note, and the file descriptor that may come with it. */
-static tdm_status hear_host(tdm__host *host, int fd, note_step step, note *out, int *out_fd,
-                            tdm_error *err)
+/* Reads one note, and the file descriptor if it has one. */
+static tdm_status host_read_note(tdm__host *host, int fd, note_step step, note *out, int *out_fd,
+                                 tdm_error *err)
 {
     double until_s = tdm_clock_s() + JOIN_S;
     size_t got = 0;
     while (got < sizeof *out) {
         double left_s = until_s - tdm_clock_s();
         if (left_s <= 0)
-            return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
-                            "rank %d did not answer about this host's shared memory within %.0f s",
-                            host->ranks[0], JOIN_S);
-        if (tdm__cancellation_is_due(&host->cancellation)) return given_up(host, err);
+            return tdm_fail(
+                err, TDM_ERR_PEER_TIMEOUT,
+                "rank %d did not answer the request for this host's shared memory within %.0f s",
+                host->ranks[0], JOIN_S);
+        if (tdm__cancellation_is_due(&host->cancellation)) return host_wait_cancelled(host, err);
         struct pollfd poller = {.fd = fd, .events = POLLIN};
         left_s = tdm__cancellation_slice(&host->cancellation, left_s);
         if (poll(&poller, 1, (int)(left_s * 1000) + 1) <= 0) continue;
@@ -378,9 +378,9 @@ static tdm_status hear_host(tdm__host *host, int fd, note_step step, note *out, 
         if (read_bytes <= 0)
             return tdm_fail(err, TDM_ERR_PEER_FAILED,
                             "rank %d closed the connection for this host's shared memory: it has "
-                            "ended or given up, or another process took this rank's place",
+                            "exited or failed, or another process connected as this rank",
                             host->ranks[0]);
-        int came = take_fd(&message);
+        int came = message_take_fd(&message);
         if (came >= 0 && out_fd && *out_fd < 0)
             *out_fd = came;
         else if (came >= 0)
@@ -388,45 +388,48 @@ static tdm_status hear_host(tdm__host *host, int fd, note_step step, note *out, 
         got += (size_t)read_bytes;
     }
     if (!note_fits(host, out, step))
-        return tdm_fail(err, TDM_ERR_FORMAT, "rank %d speaks of another world's shared memory",
+        return tdm_fail(err, TDM_ERR_FORMAT,
+                        "rank %d sent a message about the shared memory of another world",
                         host->ranks[0]);
     return TDM_OK;
 }
 
-/* Whether it is what it should be: of the size that was said, which nobody can change. */
-static tdm_status check_memory(const tdm__host *host, uint64_t bytes, tdm_error *err)
+/* Checks that the memory has the announced size and that the size is sealed. */
+static tdm_status host_check_memory(const tdm__host *host, uint64_t bytes, tdm_error *err)
 {
     struct stat about;
     const int must = F_SEAL_SHRINK | F_SEAL_GROW;
     if (host->memory_fd < 0 || fstat(host->memory_fd, &about) != 0 || about.st_size < 0 ||
         (uint64_t)about.st_size != bytes || (fcntl(host->memory_fd, F_GET_SEALS) & must) != must)
         return tdm_fail(err, TDM_ERR_FORMAT,
-                        "what rank %d sent is not the shared memory of this host", host->ranks[0]);
+                        "the descriptor sent by rank %d is not the shared memory of this host",
+                        host->ranks[0]);
     return TDM_OK;
 }
 
 tdm_status tdm__host_ask(tdm__host *host, const uint8_t *name, size_t name_bytes, tdm_error *err)
 {
     int fd = -1;
-    TDM_TRY(reach(host, name, name_bytes, &fd, err));
+    TDM_TRY(host_connect_lowest(host, name, name_bytes, &fd, err));
     note hello = note_of(host, STEP_HELLO, false), heard = {0};
     tdm_status status = TDM_OK;
-    if (!send_note(fd, &hello, -1))
-        status = tdm_fail(err, TDM_ERR_PEER_FAILED, "asking rank %d for shared memory: %s",
+    if (!note_send(fd, &hello, -1))
+        status = tdm_fail(err, TDM_ERR_PEER_FAILED, "cannot request shared memory from rank %d: %s",
                           host->ranks[0], strerror(errno));
-    if (status == TDM_OK) status = hear_host(host, fd, STEP_MEMORY, &heard, &host->memory_fd, err);
+    if (status == TDM_OK)
+        status = host_read_note(host, fd, STEP_MEMORY, &heard, &host->memory_fd, err);
     if (status == TDM_OK) {
-        status = check_memory(host, heard.bytes, err);
+        status = host_check_memory(host, heard.bytes, err);
         if (status == TDM_OK) status = tdm__host_map(host, heard.bytes, err);
         if (status == TDM_OK) status = tdm__host_enter(host, err);
         note ready = note_of(host, STEP_READY, status != TDM_OK);
-        if (!send_note(fd, &ready, -1) && status == TDM_OK)
+        if (!note_send(fd, &ready, -1) && status == TDM_OK)
             status = tdm_fail(err, TDM_ERR_PEER_FAILED,
-                              "rank %d has ended while shared memory was "
-                              "handed out",
+                              "rank %d exited while shared memory was "
+                              "passed on",
                               host->ranks[0]);
     }
-    if (status == TDM_OK) status = hear_host(host, fd, STEP_GO, &heard, NULL, err);
+    if (status == TDM_OK) status = host_read_note(host, fd, STEP_GO, &heard, NULL, err);
     if (status == TDM_OK && heard.bad)
         status = tdm_fail(
             err, TDM_ERR_PEER_FAILED,

@@ -1,5 +1,5 @@
 /*
- * alone.c: the transport of a world of one rank: nobody to send to, and somebody who may wake us.
+ * alone.c: the transport of a world of one rank: it sends nothing, but its wait can be woken.
  */
 #include "transport/alone.h"
 
@@ -14,32 +14,32 @@ typedef struct alone {
     int bell;
 } alone;
 
-static bool usable(char why[160], char library[TDM_LIBRARY_BYTES])
+static bool alone_usable(char why[160], char library[TDM_LIBRARY_BYTES])
 {
     why[0] = library[0] = 0;
     return true;
 }
 
-static void destroy(tdm__transport *transport)
+static void alone_destroy(tdm__transport *transport)
 {
     alone *a = (alone *)transport;
     close(a->bell);
     free(a);
 }
 
-static int progress(tdm__transport *transport)
+static int alone_progress(tdm__transport *transport)
 {
     (void)transport;
     return 0;
 }
 
-static void forget(tdm__transport *transport, int peer)
+static void alone_forget(tdm__transport *transport, int peer)
 {
     (void)transport;
     (void)peer;
 }
 
-static void wait_bell(tdm__transport *transport, double timeout_s)
+static void alone_wait(tdm__transport *transport, double timeout_s)
 {
     alone *a = (alone *)transport;
     struct pollfd fd = {.fd = a->bell, .events = POLLIN};
@@ -50,7 +50,7 @@ static void wait_bell(tdm__transport *transport, double timeout_s)
     }
 }
 
-static void wake(tdm__transport *transport)
+static void alone_wake(tdm__transport *transport)
 {
     alone *a = (alone *)transport;
     int saved = errno;
@@ -61,23 +61,23 @@ static void wake(tdm__transport *transport)
 static const tdm__transport_ops ops = {
     .name = "alone",
     .about = "a world of one rank",
-    .usable = usable,
-    .destroy = destroy,
-    .forget = forget,
-    .progress = progress,
-    .wait = wait_bell,
-    .wake = wake,
+    .usable = alone_usable,
+    .destroy = alone_destroy,
+    .forget = alone_forget,
+    .progress = alone_progress,
+    .wait = alone_wait,
+    .wake = alone_wake,
 };
 
 tdm_status tdm__alone_create(tdm__transport **out, tdm_error *err)
 {
     alone *a = calloc(1, sizeof *a);
-    if (!a) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left for a transport");
+    if (!a) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for a transport");
     a->base.ops = &ops;
     a->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (a->bell < 0) {
         free(a);
-        return tdm_fail(err, TDM_ERR_SYSTEM, "no file descriptor left for a transport");
+        return tdm_fail(err, TDM_ERR_SYSTEM, "out of file descriptors for a transport");
     }
     *out = &a->base;
     return TDM_OK;

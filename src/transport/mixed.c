@@ -1,12 +1,12 @@
 /*
- * mixed.c: two transports as one: shared memory for the ranks of this host, another for the rest.
+ * mixed.c: two transports combined: shared memory for the ranks of this host, another for the rest.
  *
- * Both were made with the same events, so what they call back goes straight to the engine; only what
- * the engine asks for is led the right way, by the peer's host or, for arrivals, by whose they are.
+ * Both were created with the same events, so their callbacks go directly to the engine; only calls of
+ * the engine are dispatched, by the peer's host or, for arrivals, by their owner.
  *
- * Waiting: in the host's bell, which a descriptor of the far transport may end as well. A transport
- * without one is asked again and again: first at once, then after sleeps that grow up to a millisecond
- * while nothing happens.
+ * Waiting: on the host's bell, or on the descriptor of the far transport as well. A transport without a
+ * descriptor is polled: first at once, then after sleeps that grow to a millisecond while nothing
+ * happens.
  */
 #include "transport/shm.h"
 
@@ -19,50 +19,50 @@
 
 typedef struct mixed {
     tdm__transport base;
-    tdm__transport_ops ops; /* our own, for the name */
-    char name[32];          /* the caller's may be gone before us */
+    tdm__transport_ops ops; /* a copy, with the combined name */
+    char name[32];          /* a copy, because the caller's may be freed earlier */
     tdm__transport *near_end, *far_end;
     bool *is_near; /* by rank */
     int size;
-    _Atomic uint32_t idle; /* waits in a row since something happened */
+    _Atomic uint32_t idle; /* consecutive waits since the last activity */
 } mixed;
 
-static tdm__transport *way_to(const mixed *m, int peer)
+static tdm__transport *mixed_transport_of(const mixed *m, int peer)
 {
     return peer >= 0 && peer < m->size && m->is_near[peer] ? m->near_end : m->far_end;
 }
 
-static tdm__transport *owner_of(const mixed *m, const tdm__arrival *arrival)
+static tdm__transport *mixed_owner_of(const mixed *m, const tdm__arrival *arrival)
 {
     return tdm__shm_is_arrival(arrival) ? m->near_end : m->far_end;
 }
 
-static void send(tdm__transport *transport, int peer, const tdm__head *head, const void *data,
-                 void *cookie)
+static void mixed_send(tdm__transport *transport, int peer, const tdm__head *head, const void *data,
+                       void *cookie)
 {
-    tdm__transport *to = way_to((mixed *)transport, peer);
+    tdm__transport *to = mixed_transport_of((mixed *)transport, peer);
     to->ops->send(to, peer, head, data, cookie);
 }
 
-static void take(tdm__transport *transport, tdm__arrival *arrival, void *into, void *cookie)
+static void mixed_take(tdm__transport *transport, tdm__arrival *arrival, void *into, void *cookie)
 {
-    tdm__transport *owner = owner_of((mixed *)transport, arrival);
+    tdm__transport *owner = mixed_owner_of((mixed *)transport, arrival);
     owner->ops->take(owner, arrival, into, cookie);
 }
 
-static void drop(tdm__transport *transport, tdm__arrival *arrival)
+static void mixed_drop(tdm__transport *transport, tdm__arrival *arrival)
 {
-    tdm__transport *owner = owner_of((mixed *)transport, arrival);
+    tdm__transport *owner = mixed_owner_of((mixed *)transport, arrival);
     owner->ops->drop(owner, arrival);
 }
 
-static void forget(tdm__transport *transport, int peer)
+static void mixed_forget(tdm__transport *transport, int peer)
 {
-    tdm__transport *to = way_to((mixed *)transport, peer);
+    tdm__transport *to = mixed_transport_of((mixed *)transport, peer);
     to->ops->forget(to, peer);
 }
 
-static int progress(tdm__transport *transport)
+static int mixed_progress(tdm__transport *transport)
 {
     mixed *m = (mixed *)transport;
     int near_count = m->near_end->ops->progress(m->near_end);
@@ -71,7 +71,7 @@ static int progress(tdm__transport *transport)
     return near_count + far_count;
 }
 
-static void wait(tdm__transport *transport, double timeout_s)
+static void mixed_wait(tdm__transport *transport, double timeout_s)
 {
     mixed *m = (mixed *)transport;
     if (m->far_end->ops->arm) {
@@ -80,27 +80,27 @@ static void wait(tdm__transport *transport, double timeout_s)
         return;
     }
     uint32_t idle = atomic_fetch_add_explicit(&m->idle, 1, memory_order_relaxed);
-    if (idle < tdm__shm_spins(m->near_end) / 16) return; /* a look costs more than a spin */
+    if (idle < tdm__shm_spins(m->near_end) / 16) return; /* polling costs more than a spin */
     uint32_t growth = 1 + idle / 16;
     double nap_s = MIN_NAP_S * growth;
     if (nap_s > MAX_NAP_S) nap_s = MAX_NAP_S;
     tdm__shm_wait(m->near_end, nap_s < timeout_s ? nap_s : timeout_s, NULL, 0);
 }
 
-static void wake(tdm__transport *transport)
+static void mixed_wake(tdm__transport *transport)
 {
     mixed *m = (mixed *)transport;
     m->near_end->ops->wake(m->near_end);
 }
 
-static void hurry(tdm__transport *transport)
+static void mixed_hurry(tdm__transport *transport)
 {
     mixed *m = (mixed *)transport;
     if (m->near_end->ops->hurry) m->near_end->ops->hurry(m->near_end);
     if (m->far_end->ops->hurry) m->far_end->ops->hurry(m->far_end);
 }
 
-static void destroy(tdm__transport *transport)
+static void mixed_destroy(tdm__transport *transport)
 {
     mixed *m = (mixed *)transport;
     m->far_end->ops->destroy(m->far_end);
@@ -111,15 +111,15 @@ static void destroy(tdm__transport *transport)
 
 static const tdm__transport_ops table = {
     .about = "shared memory within a host, another transport between hosts",
-    .destroy = destroy,
-    .hurry = hurry,
-    .send = send,
-    .take = take,
-    .drop = drop,
-    .forget = forget,
-    .progress = progress,
-    .wait = wait,
-    .wake = wake,
+    .destroy = mixed_destroy,
+    .hurry = mixed_hurry,
+    .send = mixed_send,
+    .take = mixed_take,
+    .drop = mixed_drop,
+    .forget = mixed_forget,
+    .progress = mixed_progress,
+    .wait = mixed_wait,
+    .wake = mixed_wake,
 };
 
 tdm_status tdm__mixed_create(tdm__transport *near_end, tdm__transport *far_end,
@@ -133,7 +133,7 @@ tdm_status tdm__mixed_create(tdm__transport *near_end, tdm__transport *far_end,
         free(is_near);
         far_end->ops->destroy(far_end);
         near_end->ops->destroy(near_end);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a pair of transports");
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for a pair of transports");
     }
     for (int i = 0; i < options->size; i++)
         is_near[i] = options->host_of[i] == options->host_of[options->rank];

@@ -1,20 +1,20 @@
 /*
- * module.h: transports that live in shared objects of their own.
+ * module.h: transports in separate shared objects.
  *
- * What stands on a library that not every machine has (UCX, MPI) is not linked into libtandem.so but
- * lies beside it as libtandem-NAME.so and is opened when somebody asks for it. So `tandem` starts
- * quickly and runs where these libraries are missing. A module exports one constant, a tdm__module,
- * under the name TDM__MODULE_SYMBOL; nothing in it is used before it has been checked.
+ * A transport that needs a library that not every machine has (UCX, MPI) is not linked into
+ * libtandem.so. It is a file libtandem-NAME.so next to it, which is opened on first use. So `tandem`
+ * starts quickly and runs without these libraries. A module exports one constant, a tdm__module, under
+ * the name TDM__MODULE_SYMBOL; it is validated before anything in it is used.
  */
 #ifndef TANDEM_TRANSPORT_PLUGIN_H
 #define TANDEM_TRANSPORT_PLUGIN_H
 
 #include "transport/transport.h"
 
-enum { TDM__MODULE_ABI = 3 }; /* one more with each change of transport.h */
+enum { TDM__MODULE_ABI = 3 }; /* incremented with each change of transport.h */
 
 typedef struct tdm__module {
-    uint32_t abi;        /* TDM__MODULE_ABI; the first field for ever */
+    uint32_t abi;        /* TDM__MODULE_ABI; always the first field */
     uint32_t ops_bytes;  /* sizeof(tdm__transport_ops) */
     const char *version; /* TDM_VERSION */
     const tdm__transport_ops *ops;
@@ -22,14 +22,14 @@ typedef struct tdm__module {
 
 #define TDM__MODULE_SYMBOL "tdm_comm_module"
 
-/* What a module's one exported constant is declared with. */
+/* The one constant that a module exports. */
 extern TDM_API const tdm__module tdm_comm_module;
 
 /*
- * The transport of this name, from the folder of the library itself (a build's) or its subfolder
- * `tandem` (an installation's). It stays open until the program ends. TDM_ERR_UNSUPPORTED when this
- * build has no such module, TDM_ERR_NOT_FOUND when its file is missing, TDM_ERR_FORMAT when it cannot
- * be loaded or is another build's; the message says what to install.
+ * Opens a transport by name, from the directory of the library (in a build tree) or its subdirectory
+ * `tandem` (installed). It stays open until the program ends. TDM_ERR_UNSUPPORTED if this build has no
+ * such module, TDM_ERR_NOT_FOUND if its file is missing, TDM_ERR_FORMAT if it cannot be loaded or belongs
+ * to another build; the message says what to install.
  */
 tdm_status tdm__module_find(const char *name, const tdm__transport_ops **out, tdm_error *err);
 /* The same from a given file. */

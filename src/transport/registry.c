@@ -1,7 +1,7 @@
 /*
- * registry.c: the transports there are, for those who ask (tandem doctor) and for open.c.
+ * registry.c: the list of transports, for open.c and `tandem doctor`.
  *
- * shm, tcp and sim are built in; ucx and mpi are modules, which are opened only when they are looked at.
+ * shm, tcp and sim are built in; ucx and mpi are modules, which are opened on first use.
  */
 #include "transport/registry.h"
 #include "transport/plugin.h"
@@ -18,10 +18,10 @@ typedef struct transport_row {
 } transport_row;
 
 static const transport_row rows[] = {
-    {"shm", "ranks of one host, through memory that they share", &tdm__transport_shm},
+    {"shm", "ranks of one host, through shared memory", &tdm__transport_shm},
     {"tcp", "ranks of any hosts, over TCP, encrypted between hosts", &tdm__transport_tcp},
-    {"ucx", "ranks of any hosts, over whatever UCX finds: TCP, RDMA", NULL},
-    {"mpi", "ranks that mpirun or srun started, by MPI's messages", NULL},
+    {"ucx", "ranks of any hosts, over the networks that UCX finds: TCP, RDMA", NULL},
+    {"mpi", "ranks started by mpirun or srun, over MPI", NULL},
 };
 enum { ROW_COUNT = sizeof rows / sizeof rows[0] };
 
@@ -33,11 +33,10 @@ tdm_status tdm__transport_find(const char *name, const tdm__transport_ops **out,
         *out = rows[i].ops;
         return TDM_OK;
     }
-    return tdm_fail(
-        err, TDM_ERR_NOT_FOUND,
-        "there is no transport \"%s\"; there are auto, shm, tcp, ucx, mpi, and shm+tcp, "
-        "shm+ucx and shm+mpi for the first within hosts and the second between them",
-        name);
+    return tdm_fail(err, TDM_ERR_NOT_FOUND,
+                    "unknown transport \"%s\"; expected auto, shm, tcp, ucx, mpi, or shm+tcp, "
+                    "shm+ucx or shm+mpi (the first within hosts, the second between them)",
+                    name);
 }
 
 bool tdm_transport_at(size_t index, tdm_transport_info *out)

@@ -1,14 +1,14 @@
 /*
  * shm.c: the transport between the ranks of one host.
  *
- * Between each two ranks there are two lanes (shm_ring.h), made when first used. Moving on means: read
- * what has come from each neighbour, then write what there is room for. When there is nothing to do the
- * bell is armed and everything is looked at once more, here and by the engine, so that a wait sleeps
- * only when nothing can have been missed.
+ * Each ordered pair of ranks has a ring pair (shm_ring.h), created on first use. Progress means: read
+ * what each peer has sent, then write what fits. If there is nothing to do, the bell is armed and
+ * everything is checked once more, here and by the engine, so that a wait sleeps only if nothing can have
+ * been missed.
  *
- * That a neighbour has died is not noticed here (memory does not say) but told by forget(). Each side
- * then marks its lanes as closed, so that a neighbour that is alive after all does not wait for us, nor
- * believe what it copies from our memory.
+ * This transport cannot notice the death of a peer; the engine reports it with forget(). Each side then
+ * marks its rings as closed, so that a peer that is still alive neither waits for us nor uses what it
+ * copies from our memory.
  */
 #include "transport/shm.h"
 #include "transport/shm_inner.h"
@@ -21,7 +21,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { LOOK_SPINS = 64 }; /* spins between two looks at file descriptors, which cost more */
+enum { LOOK_SPINS = 64 }; /* spins between two checks of file descriptors, which cost more */
 
 /* ---- peers ------------------------------------------------------------------------------------- */
 
@@ -32,8 +32,8 @@ void tdm__shm_ring_bell(tdm__shm *s, tdm__shm_peer *peer)
     tdm__host_ring(s->host, peer->place);
 }
 
-/* Says in shared memory that this peer is given up, before any buffer of ours is used otherwise. */
-static void close_lanes(tdm__shm *s, tdm__shm_peer *peer)
+/* Marks the rings of this peer as closed, before any of our buffers is reused. */
+static void peer_close_rings(tdm__shm *s, tdm__shm_peer *peer)
 {
     if (peer->out.lane) atomic_store(&peer->out.lane->writer_closed, 1);
     if (peer->in.lane || tdm__shm_ring_find(s->host, peer->place, s->own, &peer->in))
@@ -41,12 +41,12 @@ static void close_lanes(tdm__shm *s, tdm__shm_peer *peer)
     tdm__host_ring(s->host, peer->place);
 }
 
-/* Ends everything with this peer; returns whether there was anything. */
-static bool part_from(tdm__shm *s, tdm__shm_peer *peer)
+/* Ends everything with this peer; returns whether anything was in progress. */
+static bool peer_end(tdm__shm *s, tdm__shm_peer *peer)
 {
     if (peer->gone) return false;
     peer->gone = true;
-    close_lanes(s, peer);
+    peer_close_rings(s, peer);
     bool sends = tdm__shm_end_sends(s, peer);
     bool takes = tdm__shm_end_takes(s, peer);
     return sends || takes;
@@ -55,21 +55,21 @@ static bool part_from(tdm__shm *s, tdm__shm_peer *peer)
 void tdm__shm_lose(tdm__shm *s, tdm__shm_peer *peer, bool always, const char *how)
 {
     if (peer->gone) return;
-    if (!part_from(s, peer) && !always) return;
+    if (!peer_end(s, peer) && !always) return;
     s->callbacks++;
     s->events.lost(s->events.user, peer->rank, how);
 }
 
-static void forget(tdm__transport *transport, int rank)
+static void shm_forget(tdm__transport *transport, int rank)
 {
     tdm__shm *s = (tdm__shm *)transport;
     int place = rank >= 0 && rank < s->size ? s->place_of[rank] : -1;
-    if (place >= 0) part_from(s, &s->peers[place]);
+    if (place >= 0) peer_end(s, &s->peers[place]);
 }
 
-/* ---- moving on --------------------------------------------------------------------------------- */
+/* ---- progress ---------------------------------------------------------------------------------- */
 
-static void look_at_all(tdm__shm *s)
+static void shm_poll_peers(tdm__shm *s)
 {
     for (int i = 0; i < s->count; i++) {
         tdm__shm_peer *peer = &s->peers[i];
@@ -80,22 +80,22 @@ static void look_at_all(tdm__shm *s)
     }
 }
 
-static int progress(tdm__transport *transport)
+static int shm_progress(tdm__transport *transport)
 {
     tdm__shm *s = (tdm__shm *)transport;
     uint64_t callbacks = s->callbacks, moves = s->moves;
     atomic_store_explicit(&s->busy, false, memory_order_relaxed);
-    look_at_all(s);
+    shm_poll_peers(s);
     uint32_t bell = atomic_load_explicit(&s->bell, memory_order_relaxed);
     if (s->callbacks == callbacks && s->moves == moves && tdm__host_rung(s->host, bell)) {
-        /* Nothing: from now on whoever changes something rings. Then look again. */
+        /* Nothing to do: from now on peers that change something ring the bell. Then check again. */
         atomic_store(&s->bell, tdm__host_bell(s->host));
-        look_at_all(s);
+        shm_poll_peers(s);
     }
     return (int)(s->callbacks - callbacks);
 }
 
-static bool any_readable(const int *fds, int fd_count)
+static bool fds_any_readable(const int *fds, int fd_count)
 {
     for (int i = 0; i < fd_count; i++)
         if (poll(&(struct pollfd){.fd = fds[i], .events = POLLIN}, 1, 0) > 0) return true;
@@ -110,27 +110,27 @@ void tdm__shm_wait(tdm__transport *transport, double timeout_s, const int *fds, 
     uint32_t spins = tdm__host_spins(s->host);
     for (uint32_t i = 1; i <= spins && !ready; i++) {
         ready = tdm__host_rung(s->host, bell) ||
-                (fd_count > 0 && i % LOOK_SPINS == 0 && any_readable(fds, fd_count));
+                (fd_count > 0 && i % LOOK_SPINS == 0 && fds_any_readable(fds, fd_count));
         tdm__relax();
     }
     if (!ready && !atomic_load(&s->woken)) tdm__host_wait(s->host, bell, timeout_s, fds, fd_count);
     atomic_store(&s->woken, false);
 }
 
-static void wait_alone(tdm__transport *transport, double timeout_s)
+static void shm_wait(tdm__transport *transport, double timeout_s)
 {
     tdm__shm_wait(transport, timeout_s, NULL, 0);
 }
 
-/* The flag is for the next wait, the bell for the one that has begun. */
-static void wake(tdm__transport *transport)
+/* The flag ends the next wait, the bell the current one. */
+static void shm_wake(tdm__transport *transport)
 {
     tdm__shm *s = (tdm__shm *)transport;
     atomic_store(&s->woken, true);
     tdm__host_ring(s->host, s->own);
 }
 
-static int arm(tdm__transport *transport)
+static int shm_arm(tdm__transport *transport)
 {
     tdm__shm *s = (tdm__shm *)transport;
     if (atomic_load(&s->busy) || atomic_exchange(&s->woken, false)) return -1;
@@ -142,29 +142,29 @@ uint32_t tdm__shm_spins(const tdm__transport *transport)
     return tdm__host_spins(((const tdm__shm *)transport)->host);
 }
 
-/* ---- life -------------------------------------------------------------------------------------- */
+/* ---- creation and destruction ------------------------------------------------------------------ */
 
-static bool usable(char why[160], char library[TDM_LIBRARY_BYTES])
+static bool shm_usable(char why[160], char library[TDM_LIBRARY_BYTES])
 {
     why[0] = '\0';
     library[0] = '\0';
     int fd = memfd_create("tandem", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) {
-        snprintf(why, 160, "the system makes no shared memory (memfd_create): %s", strerror(errno));
+        snprintf(why, 160, "cannot create shared memory (memfd_create): %s", strerror(errno));
         return false;
     }
     close(fd);
     return true;
 }
 
-/* Who has still something to get from us is told that it will not come. */
-static void destroy(tdm__transport *transport)
+/* Closes the rings, so that peers with pending messages from us learn that these will not arrive. */
+static void shm_destroy(tdm__transport *transport)
 {
     tdm__shm *s = (tdm__shm *)transport;
     for (int i = 0; s->peers && i < s->count; i++) {
         tdm__shm_peer *peer = &s->peers[i];
         if (!peer->gone && (tdm__shm_has_sends(s, peer) || peer->takes.first || peer->copies.first))
-            close_lanes(s, peer);
+            peer_close_rings(s, peer);
     }
     tdm__shm_free_sends(s);
     tdm__shm_free_takes(s);
@@ -184,7 +184,7 @@ tdm_status tdm__shm_create(tdm__host *host, const tdm__transport_options *option
         free(s);
         free(place_of);
         free(peers);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the transport shm");
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the transport shm");
     }
     for (int i = 0; i < options->size; i++) place_of[i] = -1;
     for (int i = 0; i < count; i++) {
@@ -208,16 +208,16 @@ tdm_status tdm__shm_create(tdm__host *host, const tdm__transport_options *option
 
 const tdm__transport_ops tdm__transport_shm = {
     .name = "shm",
-    .about = "memory that the ranks of one host share",
-    .usable = usable,
+    .about = "shared memory of the ranks of one host",
+    .usable = shm_usable,
     .within_host_only = true,
-    .destroy = destroy,
+    .destroy = shm_destroy,
     .send = tdm__shm_send,
     .take = tdm__shm_take,
     .drop = tdm__shm_drop,
-    .forget = forget,
-    .progress = progress,
-    .wait = wait_alone,
-    .wake = wake,
-    .arm = arm,
+    .forget = shm_forget,
+    .progress = shm_progress,
+    .wait = shm_wait,
+    .wake = shm_wake,
+    .arm = shm_arm,
 };

@@ -1,10 +1,10 @@
 /*
- * shm_ring.c: the two rings of a lane.
+ * shm_ring.c: the rings of one ordered pair of ranks.
  *
- * Indexes grow for ever and are taken modulo the size of the ring, which is a power of two: full and
- * empty are never the same. A record is in one piece; where it does not fit before the end of the ring,
- * a record of the kind PAD fills that up. Whatever is read from the other side is compared with what
- * can be: an index no further ahead than the ring is long, a length within what is there.
+ * Indexes only grow and are taken modulo the size of the ring, a power of two, so full and empty are
+ * distinct. A record is contiguous; if it does not fit before the end of the ring, a PAD record fills the
+ * rest. Everything read from the other side is validated: an index at most one ring length ahead, a
+ * length within the available bytes.
  */
 #include "transport/shm_ring.h"
 
@@ -12,7 +12,7 @@
 
 enum {
     LANE_HEAD_BYTES = 4096,
-    MANY_RANKS = 16, /* from here on a host's lanes are small */
+    MANY_RANKS = 16, /* with at least this many ranks, the rings of a host are small */
 };
 
 typedef struct piece_head {
@@ -20,7 +20,7 @@ typedef struct piece_head {
     uint32_t bytes;
     uint8_t unused[52];
 } piece_head;
-_Static_assert(sizeof(piece_head) == 64, "a piece's data begins at a cache line");
+_Static_assert(sizeof(piece_head) == 64, "the data of a piece starts at a cache line");
 
 tdm__shm_ring_sizes tdm__shm_ring_sizes_for(int rank_count)
 {
@@ -32,7 +32,7 @@ tdm__shm_ring_sizes tdm__shm_ring_sizes_for(int rank_count)
     return sizes;
 }
 
-static void look_at(const tdm__host *host, uint64_t offset, tdm__shm_ring_end *end)
+static void ring_end_set(const tdm__host *host, uint64_t offset, tdm__shm_ring_end *end)
 {
     uint8_t *base = tdm__host_at(host, offset);
     *end = (tdm__shm_ring_end){.lane = (tdm__shm_ring *)base,
@@ -47,7 +47,7 @@ tdm_status tdm__shm_ring_make(tdm__host *host, int from, int to, tdm__shm_ring_e
     uint64_t offset = 0;
     TDM_TRY(tdm__host_alloc(host, tdm__shm_ring_sizes_for(tdm__host_count(host)).total_bytes,
                             &offset, err));
-    look_at(host, offset, end);
+    ring_end_set(host, offset, end);
     atomic_store_explicit(tdm__host_slot(host, from, to), offset, memory_order_release);
     return TDM_OK;
 }
@@ -59,24 +59,24 @@ bool tdm__shm_ring_find(const tdm__host *host, int from, int to, tdm__shm_ring_e
     if (offset == 0) return false;
     if (offset % TDM__HOST_PAGE || offset < host->at.small || offset > host->at.end - bytes)
         return false;
-    look_at(host, offset, end);
+    ring_end_set(host, offset, end);
     return true;
 }
 
-static uint32_t grains(uint32_t bytes)
+static uint32_t record_grains(uint32_t bytes)
 {
     return (bytes + TDM__SHM_RING_GRAIN - 1) & ~(uint32_t)(TDM__SHM_RING_GRAIN - 1);
 }
 
-/* Sets the flag for "I wait for room", so that the reader's next step rings. */
-static void starve(tdm__shm_ring_end *end, uint32_t which)
+/* Sets the flag that the writer waits for space, so that the reader's next step rings its bell. */
+static void writer_set_starved(tdm__shm_ring_end *end, uint32_t which)
 {
     atomic_fetch_or(&end->lane->starved, which);
     tdm__fence_on(&end->lane->starved);
 }
 
-/* How many bytes of the ring of records are free, by a fresh look at the reader's index. */
-static uint64_t record_room(tdm__shm_ring_end *end)
+/* The number of free bytes in the ring of records, with the reader's current index. */
+static uint64_t writer_record_space(tdm__shm_ring_end *end)
 {
     uint64_t seen = atomic_load_explicit(&end->lane->record_head, memory_order_acquire);
     uint64_t used = end->record_at - seen;
@@ -92,16 +92,16 @@ tdm__record *tdm__shm_ring_begin(tdm__shm_ring_end *end, uint32_t bytes)
 {
     uint32_t size = end->sizes.record_bytes;
     uint32_t at = (uint32_t)(end->record_at & (size - 1)), pad = 0;
-    if (size - at < grains(bytes)) pad = size - at;
-    uint64_t need = (uint64_t)pad + grains(bytes);
-    if (size - (end->record_at - end->record_seen) < need && record_room(end) < need) {
-        starve(end, TDM__STARVED_RECORDS);
-        if (record_room(end) < need) return NULL;
+    if (size - at < record_grains(bytes)) pad = size - at;
+    uint64_t need = (uint64_t)pad + record_grains(bytes);
+    if (size - (end->record_at - end->record_seen) < need && writer_record_space(end) < need) {
+        writer_set_starved(end, TDM__STARVED_RECORDS);
+        if (writer_record_space(end) < need) return NULL;
     }
     if (pad) {
         tdm__record *filler = (tdm__record *)(end->records + at);
         *filler = (tdm__record){.kind = TDM__RECORD_PAD, .bytes = pad};
-        end->record_at += pad; /* seen together with the record behind it */
+        end->record_at += pad; /* becomes visible together with the record after it */
         at = 0;
     }
     return (tdm__record *)(end->records + at);
@@ -109,7 +109,7 @@ tdm__record *tdm__shm_ring_begin(tdm__shm_ring_end *end, uint32_t bytes)
 
 void tdm__shm_ring_commit(tdm__shm_ring_end *end, uint32_t bytes)
 {
-    end->record_at += grains(bytes);
+    end->record_at += record_grains(bytes);
     atomic_store_explicit(&end->lane->record_tail, end->record_at, memory_order_release);
 }
 
@@ -118,19 +118,19 @@ bool tdm__shm_ring_has_credit(tdm__shm_ring_end *end, uint64_t cost)
     uint64_t taken = atomic_load_explicit(&end->lane->eager_taken, memory_order_relaxed);
     uint64_t waiting = end->eager - taken;
     if (waiting > TDM__SHM_RING_CREDIT) {
-        end->garbage = true; /* it cannot have taken more than was sent, nor we sent beyond */
+        end->garbage = true; /* more was taken than sent, or sent than allowed */
         return false;
     }
     return waiting + cost <= TDM__SHM_RING_CREDIT;
 }
 
-static uint8_t *piece_place(const tdm__shm_ring_end *end, uint64_t index)
+static uint8_t *ring_piece_at(const tdm__shm_ring_end *end, uint64_t index)
 {
     return end->pieces +
            (index % TDM__SHM_RING_PIECES) * (sizeof(piece_head) + (uint64_t)end->sizes.piece_bytes);
 }
 
-static bool piece_room(tdm__shm_ring_end *end)
+static bool writer_has_piece_space(tdm__shm_ring_end *end)
 {
     end->piece_seen = atomic_load_explicit(&end->lane->piece_head, memory_order_acquire);
     if (end->piece_at - end->piece_seen > TDM__SHM_RING_PIECES) end->garbage = true;
@@ -139,16 +139,16 @@ static bool piece_room(tdm__shm_ring_end *end)
 
 uint8_t *tdm__shm_ring_piece_begin(tdm__shm_ring_end *end)
 {
-    if (end->piece_at - end->piece_seen >= TDM__SHM_RING_PIECES && !piece_room(end)) {
-        starve(end, TDM__STARVED_PIECES);
-        if (!piece_room(end)) return NULL;
+    if (end->piece_at - end->piece_seen >= TDM__SHM_RING_PIECES && !writer_has_piece_space(end)) {
+        writer_set_starved(end, TDM__STARVED_PIECES);
+        if (!writer_has_piece_space(end)) return NULL;
     }
-    return piece_place(end, end->piece_at) + sizeof(piece_head);
+    return ring_piece_at(end, end->piece_at) + sizeof(piece_head);
 }
 
 void tdm__shm_ring_piece_commit(tdm__shm_ring_end *end, uint64_t token, uint32_t bytes)
 {
-    piece_head *head = (piece_head *)piece_place(end, end->piece_at);
+    piece_head *head = (piece_head *)ring_piece_at(end, end->piece_at);
     *head = (piece_head){.token = token, .bytes = bytes};
     end->piece_at++;
     atomic_store_explicit(&end->lane->piece_tail, end->piece_at, memory_order_release);
@@ -156,8 +156,8 @@ void tdm__shm_ring_piece_commit(tdm__shm_ring_end *end, uint64_t token, uint32_t
 
 /* ---- the reader -------------------------------------------------------------------------------- */
 
-/* One record at the reader's index, checked; false when it is not sound. */
-static bool read_record(tdm__shm_ring_end *end, tdm__record *out, const uint8_t **out_at)
+/* Reads and validates the record at the reader's index; false if it is invalid. */
+static bool reader_check_record(tdm__shm_ring_end *end, tdm__record *out, const uint8_t **out_at)
 {
     uint32_t size = end->sizes.record_bytes;
     uint32_t at = (uint32_t)(end->record_at & (size - 1));
@@ -166,7 +166,7 @@ static bool read_record(tdm__shm_ring_end *end, tdm__record *out, const uint8_t 
     if (there < sizeof *out) return false;
     memcpy(out, end->records + at, sizeof *out);
     *out_at = end->records + at;
-    return out->bytes >= sizeof *out && out->bytes <= there && grains(out->bytes) <= there;
+    return out->bytes >= sizeof *out && out->bytes <= there && record_grains(out->bytes) <= there;
 }
 
 bool tdm__shm_ring_next(tdm__shm_ring_end *end, tdm__record *out, const uint8_t **out_at)
@@ -179,7 +179,7 @@ bool tdm__shm_ring_next(tdm__shm_ring_end *end, tdm__record *out, const uint8_t 
             if (tail - end->record_at > end->sizes.record_bytes || tail % TDM__SHM_RING_GRAIN)
                 end->garbage = true;
         }
-        if (end->garbage || !read_record(end, out, out_at)) break;
+        if (end->garbage || !reader_check_record(end, out, out_at)) break;
         if (out->kind != TDM__RECORD_PAD) return true;
         tdm__shm_ring_skip(end, out);
     }
@@ -189,7 +189,7 @@ bool tdm__shm_ring_next(tdm__shm_ring_end *end, tdm__record *out, const uint8_t 
 
 void tdm__shm_ring_skip(tdm__shm_ring_end *end, const tdm__record *record)
 {
-    end->record_at += grains(record->bytes);
+    end->record_at += record_grains(record->bytes);
     atomic_store_explicit(&end->lane->record_head, end->record_at, memory_order_release);
 }
 
@@ -209,7 +209,7 @@ bool tdm__shm_ring_piece_next(tdm__shm_ring_end *end, uint64_t *out_token, uint3
     }
     if (end->garbage) return false;
     piece_head head;
-    const uint8_t *at = piece_place(end, end->piece_at);
+    const uint8_t *at = ring_piece_at(end, end->piece_at);
     memcpy(&head, at, sizeof head);
     if (head.bytes == 0 || head.bytes > end->sizes.piece_bytes) {
         end->garbage = true;

@@ -1,10 +1,10 @@
 /*
- * shm_send.c: what goes out to a neighbour.
+ * shm_send.c: sends messages to a rank of the same host.
  *
- * A small message is copied into the ring with its head, and has ended. A large one is announced. If it
- * lies in the host's memory, the receiver copies it from there and says so; if not, it asks for it, and
- * the bytes flow through the ring of pieces. Messages whose head finds no room wait in a queue, in
- * order; answers go first, so that a crowd of heads never holds up what is under way.
+ * A small message is copied into the ring with its head; its send has ended then. A large one is
+ * announced. If it is in the host's memory, the receiver copies it from there and confirms; otherwise the
+ * receiver requests it, and the bytes go through the ring of pieces. Messages whose head does not fit
+ * wait in a queue, in order; answers go first, so that many heads never delay active transfers.
  */
 #include "transport/shm_inner.h"
 
@@ -13,9 +13,9 @@
 
 enum { HEAD_BYTES = sizeof(tdm__record) + sizeof(tdm__head) };
 
-/* ---- the messages ------------------------------------------------------------------------------ */
+/* ---- outgoing messages ------------------------------------------------------------------------- */
 
-static bool add_chunk(tdm__shm *s)
+static bool out_add_chunk(tdm__shm *s)
 {
     tdm__outgoing **chunks = realloc(s->chunks, (s->chunk_count + 1) * sizeof(tdm__outgoing *));
     if (!chunks) return false;
@@ -33,7 +33,7 @@ static bool add_chunk(tdm__shm *s)
 
 static tdm__outgoing *out_new(tdm__shm *s, const tdm__outgoing *like)
 {
-    if (!s->free_out && !add_chunk(s)) return NULL;
+    if (!s->free_out && !out_add_chunk(s)) return NULL;
     tdm__outgoing *out = s->free_out;
     s->free_out = out->next;
     uint32_t index = out->index;
@@ -50,23 +50,23 @@ static void out_free(tdm__shm *s, tdm__outgoing *out)
     s->free_out = out;
 }
 
-static uint64_t token_of(const tdm__outgoing *out)
+static uint64_t out_token(const tdm__outgoing *out)
 {
     return (uint64_t)out->number << 32 | out->index;
 }
 
-/* The announced message of that name; NULL for a name that we never gave, or not to this peer. */
+/* The announced message with this token; NULL if the token is unknown or belongs to another peer. */
 static tdm__outgoing *out_find(const tdm__shm *s, const tdm__shm_peer *peer, uint64_t token)
 {
     uint32_t index = (uint32_t)token;
     if (index >= s->chunk_count * TDM__SHM_CHUNK) return NULL;
     tdm__outgoing *out = &s->chunks[index / TDM__SHM_CHUNK][index % TDM__SHM_CHUNK];
-    if (out->state != TDM__OUT_ANNOUNCED || out->place != peer->place || token_of(out) != token)
+    if (out->state != TDM__OUT_ANNOUNCED || out->place != peer->place || out_token(out) != token)
         return NULL;
     return out;
 }
 
-static void list_add(tdm__out_list *list, tdm__outgoing *out)
+static void out_list_add(tdm__out_list *list, tdm__outgoing *out)
 {
     out->next = NULL;
     if (list->last)
@@ -76,13 +76,13 @@ static void list_add(tdm__out_list *list, tdm__outgoing *out)
     list->last = out;
 }
 
-static void list_pop(tdm__out_list *list)
+static void out_list_pop(tdm__out_list *list)
 {
     list->first = list->first->next;
     if (!list->first) list->last = NULL;
 }
 
-/* Ends a message that is in no list any more. */
+/* Ends a message that is in no list. */
 static void out_end(tdm__shm *s, tdm__outgoing *out, tdm_status status)
 {
     void *cookie = out->cookie;
@@ -92,21 +92,22 @@ static void out_end(tdm__shm *s, tdm__outgoing *out, tdm_status status)
 
 /* ---- writing ----------------------------------------------------------------------------------- */
 
-static bool has_lane(tdm__shm *s, tdm__shm_peer *peer, tdm_error *err)
+static bool peer_has_ring(tdm__shm *s, tdm__shm_peer *peer, tdm_error *err)
 {
     return peer->out.lane ||
            tdm__shm_ring_make(s->host, s->own, peer->place, &peer->out, err) == TDM_OK;
 }
 
-static void commit(tdm__shm *s, tdm__shm_peer *peer, uint32_t bytes)
+static void peer_commit(tdm__shm *s, tdm__shm_peer *peer, uint32_t bytes)
 {
     tdm__shm_ring_commit(&peer->out, bytes);
     peer->rung = true;
     s->moves++;
 }
 
-/* A small message, as a whole. False: no room, or it has to be announced. */
-static bool write_eager(tdm__shm *s, tdm__shm_peer *peer, const tdm__head *head, const void *data)
+/* Writes a whole small message. False: no space, or it must be announced. */
+static bool peer_write_eager(tdm__shm *s, tdm__shm_peer *peer, const tdm__head *head,
+                             const void *data)
 {
     if (head->bytes > TDM__MAX_EAGER) return false;
     uint32_t bytes = HEAD_BYTES + (uint32_t)head->bytes;
@@ -118,12 +119,12 @@ static bool write_eager(tdm__shm *s, tdm__shm_peer *peer, const tdm__head *head,
     memcpy(at, head, sizeof *head);
     if (head->bytes) memcpy(at + sizeof *head, data, head->bytes);
     peer->out.eager += bytes;
-    commit(s, peer, bytes);
+    peer_commit(s, peer, bytes);
     return true;
 }
 
-/* The head alone. False: no room. */
-static bool write_announce(tdm__shm *s, tdm__shm_peer *peer, tdm__outgoing *out)
+/* Writes the head only. False: no space. */
+static bool peer_write_announce(tdm__shm *s, tdm__shm_peer *peer, tdm__outgoing *out)
 {
     tdm__record *record = tdm__shm_ring_begin(&peer->out, HEAD_BYTES);
     if (!record) return false;
@@ -132,45 +133,45 @@ static bool write_announce(tdm__shm *s, tdm__shm_peer *peer, tdm__outgoing *out)
     out->state = TDM__OUT_ANNOUNCED;
     *record = (tdm__record){.kind = out->in_place ? TDM__RECORD_INPLACE : TDM__RECORD_ANNOUNCE,
                             .bytes = HEAD_BYTES,
-                            .token = token_of(out),
+                            .token = out_token(out),
                             .offset = out->in_place ? offset : 0};
     memcpy(record + 1, &out->head, sizeof out->head);
-    commit(s, peer, HEAD_BYTES);
+    peer_commit(s, peer, HEAD_BYTES);
     return true;
 }
 
-static void write_answers(tdm__shm *s, tdm__shm_peer *peer)
+static void peer_write_answers(tdm__shm *s, tdm__shm_peer *peer)
 {
     while (peer->answers.first) {
         tdm__incoming *in = peer->answers.first;
         tdm__record *record = tdm__shm_ring_begin(&peer->out, sizeof *record);
         if (!record) return;
         *record = (tdm__record){.kind = in->answer, .bytes = sizeof *record, .token = in->token};
-        commit(s, peer, sizeof *record);
+        peer_commit(s, peer, sizeof *record);
         peer->answers.first = in->next_answer;
         if (!in->next_answer) peer->answers.last = NULL;
         tdm__shm_answered(s, in);
     }
 }
 
-static void write_queue(tdm__shm *s, tdm__shm_peer *peer)
+static void peer_write_queue(tdm__shm *s, tdm__shm_peer *peer)
 {
     while (peer->queue.first && !peer->answers.first) {
         tdm__outgoing *out = peer->queue.first;
-        if (write_eager(s, peer, &out->head, out->data)) {
-            list_pop(&peer->queue);
+        if (peer_write_eager(s, peer, &out->head, out->data)) {
+            out_list_pop(&peer->queue);
             out_end(s, out, TDM_OK);
-        } else if (write_announce(s, peer, out)) {
-            list_pop(&peer->queue);
+        } else if (peer_write_announce(s, peer, out)) {
+            out_list_pop(&peer->queue);
         } else {
             return;
         }
     }
 }
 
-static void write_pieces(tdm__shm *s, tdm__shm_peer *peer)
+static void peer_write_pieces(tdm__shm *s, tdm__shm_peer *peer)
 {
-    /* As many as the ring has places: the others want to be served as well. */
+    /* At most one round of the ring, so that other peers are served as well. */
     for (int i = 0; i < TDM__SHM_RING_PIECES && peer->flow.first; i++) {
         tdm__outgoing *out = peer->flow.first;
         uint8_t *to = tdm__shm_ring_piece_begin(&peer->out);
@@ -179,15 +180,15 @@ static void write_pieces(tdm__shm *s, tdm__shm_peer *peer)
         uint32_t bytes = peer->out.sizes.piece_bytes;
         if (bytes > left) bytes = (uint32_t)left;
         memcpy(to, out->data + out->at, bytes);
-        tdm__shm_ring_piece_commit(&peer->out, token_of(out), bytes);
+        tdm__shm_ring_piece_commit(&peer->out, out_token(out), bytes);
         out->at += bytes;
         peer->rung = true;
         s->moves++;
-        /* With a processor for each rank the other side can begin at once; else it would only take
-         * ours away. */
+        /* With a CPU for each rank the receiver can start at once; otherwise it would only take our
+         * CPU. */
         if (tdm__host_spins(s->host)) tdm__shm_ring_bell(s, peer);
         if (out->at < out->head.bytes) continue;
-        list_pop(&peer->flow);
+        out_list_pop(&peer->flow);
         out_end(s, out, TDM_OK);
         if (peer->gone) return;
     }
@@ -197,12 +198,12 @@ static void write_pieces(tdm__shm *s, tdm__shm_peer *peer)
 void tdm__shm_flush(tdm__shm *s, tdm__shm_peer *peer)
 {
     if (peer->gone || (!peer->answers.first && !peer->queue.first && !peer->flow.first)) return;
-    if (!has_lane(s, peer, NULL)) return; /* answers only: a send without a lane has failed */
-    write_answers(s, peer);
-    if (!peer->gone) write_queue(s, peer);
-    if (!peer->gone) write_pieces(s, peer);
+    if (!peer_has_ring(s, peer, NULL)) return; /* answers only: a send without rings has failed */
+    peer_write_answers(s, peer);
+    if (!peer->gone) peer_write_queue(s, peer);
+    if (!peer->gone) peer_write_pieces(s, peer);
     if (!peer->gone && peer->out.garbage)
-        tdm__shm_lose(s, peer, true, "what it wrote into shared memory makes no sense");
+        tdm__shm_lose(s, peer, true, "it wrote invalid data into shared memory");
 }
 
 void tdm__shm_send(tdm__transport *transport, int rank, const tdm__head *head, const void *data,
@@ -218,10 +219,12 @@ void tdm__shm_send(tdm__transport *transport, int rank, const tdm__head *head, c
     tdm_error err;
     if (peer->gone) {
         tdm__shm_sent(s, cookie, TDM_ERR_PEER_FAILED);
-    } else if (!has_lane(s, peer, &err)) {
-        tdm_log(TDM_LOG_ERROR, "comm", "no room to send to rank %d: %s", rank, err.message);
+    } else if (!peer_has_ring(s, peer, &err)) {
+        tdm_log(TDM_LOG_ERROR, "comm", "cannot create a ring to send to rank %d: %s", rank,
+                err.message);
         tdm__shm_sent(s, cookie, err.status);
-    } else if (!peer->queue.first && !peer->answers.first && write_eager(s, peer, head, data)) {
+    } else if (!peer->queue.first && !peer->answers.first &&
+               peer_write_eager(s, peer, head, data)) {
         tdm__shm_ring_bell(s, peer);
         tdm__shm_sent(s, cookie, TDM_OK);
     } else {
@@ -234,7 +237,7 @@ void tdm__shm_send(tdm__transport *transport, int rank, const tdm__head *head, c
             tdm__shm_sent(s, cookie, TDM_ERR_NO_MEMORY);
             return;
         }
-        list_add(&peer->queue, out);
+        out_list_add(&peer->queue, out);
         tdm__shm_flush(s, peer);
         tdm__shm_ring_bell(s, peer);
     }
@@ -245,7 +248,7 @@ bool tdm__shm_go(tdm__shm *s, tdm__shm_peer *peer, uint64_t token)
     tdm__outgoing *out = out_find(s, peer, token);
     if (!out || out->in_place || out->head.bytes == 0) return false;
     out->state = TDM__OUT_FLOWING;
-    list_add(&peer->flow, out);
+    out_list_add(&peer->flow, out);
     return true;
 }
 
@@ -257,7 +260,7 @@ bool tdm__shm_done(tdm__shm *s, tdm__shm_peer *peer, uint64_t token)
     return true;
 }
 
-/* ---- the end ----------------------------------------------------------------------------------- */
+/* ---- end --------------------------------------------------------------------------------------- */
 
 bool tdm__shm_has_sends(const tdm__shm *s, const tdm__shm_peer *peer)
 {

@@ -1,26 +1,26 @@
 /*
- * shm_take.c: what comes in from a neighbour.
+ * shm_take.c: receives messages from a rank of the same host.
  *
- * Every record is read as it comes. A head is checked before anybody believes it, and the engine is
- * told. A small payload that is not taken within that call is put aside, so that the ring can go on. A
- * large one stays with its sender until it is taken: then we ask for it, and copy the pieces as they
- * come, or copy it from where it lies in the host's memory, a few megabytes at a time.
+ * Records are read as they arrive. A head is validated, then reported to the engine. A small payload that
+ * is not taken within that call is copied to the heap, so that the ring is not blocked. A large one stays
+ * with its sender until it is taken: then it is requested and its pieces are copied as they arrive, or it
+ * is copied directly from the host's memory, a few megabytes at a time.
  *
- * After such a copy we look whether the sender has given us up in the meantime: if so, it may have used
- * its memory for something else, and what we have copied is worth nothing.
+ * After such a direct copy we check whether the sender has closed its rings meanwhile: if so, it may have
+ * reused its memory, and the copied bytes are discarded.
  */
 #include "transport/shm_inner.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_COPY (4ull << 20) /* bytes that are copied in one go */
+#define MAX_COPY (4ull << 20) /* bytes copied at once */
 
-enum { MAX_RECORDS = 64 }; /* of one peer, in one go */
+enum { MAX_RECORDS = 64 }; /* records of one peer read at once */
 
-static const char garbage[] = "what it wrote into shared memory makes no sense";
+static const char garbage[] = "it wrote invalid data into shared memory";
 
-/* ---- the messages ------------------------------------------------------------------------------ */
+/* ---- incoming messages ------------------------------------------------------------------------- */
 
 static tdm__arrival *arrival_of(tdm__incoming *in)
 {
@@ -61,7 +61,7 @@ static void in_free(tdm__shm *s, tdm__incoming *in)
     s->free_in = in;
 }
 
-static void list_add(tdm__in_list *list, tdm__incoming *in)
+static void in_list_add(tdm__in_list *list, tdm__incoming *in)
 {
     in->next_take = NULL;
     if (list->last)
@@ -71,7 +71,7 @@ static void list_add(tdm__in_list *list, tdm__incoming *in)
     list->last = in;
 }
 
-static void list_pop(tdm__in_list *list)
+static void in_list_pop(tdm__in_list *list)
 {
     list->first = list->first->next_take;
     if (!list->first) list->last = NULL;
@@ -79,7 +79,7 @@ static void list_pop(tdm__in_list *list)
 
 /* ---- answers ----------------------------------------------------------------------------------- */
 
-static void answer(tdm__shm *s, tdm__shm_peer *peer, tdm__incoming *in, tdm__record_kind kind)
+static void in_answer(tdm__shm *s, tdm__shm_peer *peer, tdm__incoming *in, tdm__record_kind kind)
 {
     in->answer = (uint8_t)kind;
     in->next_answer = NULL;
@@ -98,22 +98,22 @@ void tdm__shm_answered(tdm__shm *s, tdm__incoming *in)
     if (in->ended) in_free(s, in);
 }
 
-/* The take of a large message has ended well, or is not wanted: the sender may go on. */
-static void finish(tdm__shm *s, tdm__shm_peer *peer, tdm__incoming *in, tdm_status status)
+/* Ends the take of a large message, successful or dropped: the sender may reuse its buffer. */
+static void in_finish(tdm__shm *s, tdm__shm_peer *peer, tdm__incoming *in, tdm_status status)
 {
     void *cookie = in->cookie;
     bool tell = in->kind == TDM__IN_PLACE || in->bytes == 0;
     in->ended = true;
     if (tell && !peer->gone)
-        answer(s, peer, in, TDM__RECORD_DONE); /* which frees it, now or later */
+        in_answer(s, peer, in, TDM__RECORD_DONE); /* frees it now or later */
     else if (!in->answer)
         in_free(s, in);
     tdm__shm_received(s, cookie, status);
 }
 
-/* ---- taking ------------------------------------------------------------------------------------ */
+/* ---- take -------------------------------------------------------------------------------------- */
 
-static bool has_closed(const tdm__shm_peer *peer)
+static bool peer_has_closed(const tdm__shm_peer *peer)
 {
     const tdm__shm_ring_end *in = &peer->in, *out = &peer->out;
     return (in->lane &&
@@ -122,7 +122,7 @@ static bool has_closed(const tdm__shm_peer *peer)
             atomic_load_explicit(&out->lane->reader_closed, memory_order_acquire) != 0);
 }
 
-static void take_eager(tdm__shm *s, tdm__shm_peer *peer, tdm__incoming *in)
+static void peer_take_eager(tdm__shm *s, tdm__shm_peer *peer, tdm__incoming *in)
 {
     tdm_status status = in->payload || in->bytes == 0 ? TDM_OK : TDM_ERR_NO_MEMORY;
     if (in->bytes && in->payload) memcpy(in->into, in->payload, in->bytes);
@@ -132,8 +132,8 @@ static void take_eager(tdm__shm *s, tdm__shm_peer *peer, tdm__incoming *in)
     tdm__shm_received(s, cookie, status);
 }
 
-/* Copies from where it lies in the host's memory, first come, first served. */
-static void copy_in_place(tdm__shm *s, tdm__shm_peer *peer)
+/* Copies directly from the host's memory, in order of arrival. */
+static void peer_copy_in_place(tdm__shm *s, tdm__shm_peer *peer)
 {
     uint64_t max = MAX_COPY;
     while (peer->copies.first && max > 0 && !peer->gone) {
@@ -146,9 +146,9 @@ static void copy_in_place(tdm__shm *s, tdm__shm_peer *peer)
         s->moves++;
         if (in->at < in->bytes) break;
         tdm__fence_on(&peer->in.lane->writer_closed);
-        if (has_closed(peer)) return; /* seen again, and acted upon, by tdm__shm_read */
-        list_pop(&peer->copies);
-        finish(s, peer, in, TDM_OK);
+        if (peer_has_closed(peer)) return; /* handled by tdm__shm_read */
+        in_list_pop(&peer->copies);
+        in_finish(s, peer, in, TDM_OK);
     }
     if (peer->copies.first && !peer->gone) atomic_store(&s->busy, true);
 }
@@ -162,22 +162,22 @@ void tdm__shm_take(tdm__transport *transport, tdm__arrival *arrival, void *into,
     in->into = into;
     in->cookie = cookie;
     if (in->kind == TDM__IN_EAGER) {
-        take_eager(s, peer, in);
+        peer_take_eager(s, peer, in);
     } else if (peer->gone) {
         in->ended = true;
         in_free(s, in);
         tdm__shm_received(s, cookie, TDM_ERR_PEER_FAILED);
     } else if (in->bytes == 0) {
-        finish(s, peer, in, TDM_OK);
+        in_finish(s, peer, in, TDM_OK);
     } else if (in->kind == TDM__IN_PLACE) {
-        list_add(&peer->copies, in);
+        in_list_add(&peer->copies, in);
         if (peer->copies.first == in)
-            copy_in_place(s, peer);
+            peer_copy_in_place(s, peer);
         else
             atomic_store(&s->busy, true);
     } else {
-        list_add(&peer->takes, in);
-        answer(s, peer, in, TDM__RECORD_GO);
+        in_list_add(&peer->takes, in);
+        in_answer(s, peer, in, TDM__RECORD_GO);
     }
 }
 
@@ -192,14 +192,14 @@ void tdm__shm_drop(tdm__transport *transport, tdm__arrival *arrival)
     if (in->kind == TDM__IN_EAGER || peer->gone)
         in_free(s, in);
     else
-        answer(s, peer, in, TDM__RECORD_DONE);
+        in_answer(s, peer, in, TDM__RECORD_DONE);
 }
 
 /* ---- reading ----------------------------------------------------------------------------------- */
 
-/* A message's head. False: it is not sound. */
-static bool read_message(tdm__shm *s, tdm__shm_peer *peer, const tdm__record *record,
-                         const uint8_t *at)
+/* Handles the head of a message. False: it is invalid. */
+static bool peer_read_message(tdm__shm *s, tdm__shm_peer *peer, const tdm__record *record,
+                              const uint8_t *at)
 {
     tdm__head head;
     if (record->bytes < sizeof *record + sizeof head) return false;
@@ -222,14 +222,14 @@ static bool read_message(tdm__shm *s, tdm__shm_peer *peer, const tdm__record *re
                             .bytes = head.bytes,
                             .payload = eager ? at + sizeof *record + sizeof head : NULL});
     if (!in) {
-        tdm__shm_lose(s, peer, true, "there was no memory left for a message of it");
+        tdm__shm_lose(s, peer, true, "out of memory for a message from it");
         return true;
     }
     s->current = in;
     s->callbacks++;
     s->events.arrived(s->events.user, peer->rank, &head, arrival_of(in));
     if (s->current == in && eager && !in->taken) {
-        /* Nobody took it yet: put aside, so that the ring can go on. */
+        /* Not taken yet: copied to the heap, so that the ring is not blocked. */
         in->aside = in->bytes ? malloc(in->bytes) : NULL;
         if (in->aside) memcpy(in->aside, in->payload, in->bytes);
         in->payload = in->aside;
@@ -238,27 +238,27 @@ static bool read_message(tdm__shm *s, tdm__shm_peer *peer, const tdm__record *re
     return true;
 }
 
-static bool read_record(tdm__shm *s, tdm__shm_peer *peer, const tdm__record *record,
-                        const uint8_t *at)
+static bool peer_read_record(tdm__shm *s, tdm__shm_peer *peer, const tdm__record *record,
+                             const uint8_t *at)
 {
     switch (record->kind) {
     case TDM__RECORD_EAGER:
     case TDM__RECORD_ANNOUNCE:
-    case TDM__RECORD_INPLACE: return read_message(s, peer, record, at);
+    case TDM__RECORD_INPLACE: return peer_read_message(s, peer, record, at);
     case TDM__RECORD_GO: return tdm__shm_go(s, peer, record->token);
     case TDM__RECORD_DONE: return tdm__shm_done(s, peer, record->token);
     default: return false;
     }
 }
 
-static void read_records(tdm__shm *s, tdm__shm_peer *peer)
+static void peer_read_records(tdm__shm *s, tdm__shm_peer *peer)
 {
     tdm__record record;
     const uint8_t *at;
     int count = 0;
     for (; count < MAX_RECORDS && !peer->gone; count++) {
         if (!tdm__shm_ring_next(&peer->in, &record, &at)) break;
-        if (!read_record(s, peer, &record, at)) peer->in.garbage = true;
+        if (!peer_read_record(s, peer, &record, at)) peer->in.garbage = true;
         tdm__shm_ring_skip(&peer->in, &record);
         s->moves++;
     }
@@ -266,7 +266,7 @@ static void read_records(tdm__shm *s, tdm__shm_peer *peer)
     if (count > 0 && tdm__shm_ring_is_fed(&peer->in, TDM__STARVED_RECORDS)) peer->rung = true;
 }
 
-static void read_pieces(tdm__shm *s, tdm__shm_peer *peer)
+static void peer_read_pieces(tdm__shm *s, tdm__shm_peer *peer)
 {
     uint64_t token;
     uint32_t bytes;
@@ -284,8 +284,8 @@ static void read_pieces(tdm__shm *s, tdm__shm_peer *peer)
         in->at += bytes;
         s->moves++;
         if (in->at < in->bytes) continue;
-        list_pop(&peer->takes);
-        finish(s, peer, in, TDM_OK);
+        in_list_pop(&peer->takes);
+        in_finish(s, peer, in, TDM_OK);
     }
     if (count == TDM__SHM_RING_PIECES) atomic_store(&s->busy, true);
     if (count > 0 && tdm__shm_ring_is_fed(&peer->in, TDM__STARVED_PIECES)) peer->rung = true;
@@ -294,23 +294,23 @@ static void read_pieces(tdm__shm *s, tdm__shm_peer *peer)
 void tdm__shm_read(tdm__shm *s, tdm__shm_peer *peer)
 {
     if (peer->gone) return;
-    bool closed = has_closed(peer); /* before we read: all that it sent before is read now */
+    bool closed = peer_has_closed(peer); /* read first: everything sent before it is read now */
     if (!peer->in.lane && !tdm__shm_ring_find(s->host, peer->place, s->own, &peer->in)) {
-        if (closed) tdm__shm_lose(s, peer, false, "it has given this rank up");
+        if (closed) tdm__shm_lose(s, peer, false, "it closed its connection to this rank");
         return;
     }
-    read_records(s, peer);
-    if (!peer->gone) read_pieces(s, peer);
-    if (!peer->gone && peer->copies.first) copy_in_place(s, peer);
+    peer_read_records(s, peer);
+    if (!peer->gone) peer_read_pieces(s, peer);
+    if (!peer->gone && peer->copies.first) peer_copy_in_place(s, peer);
     if (peer->gone) return;
     if (peer->in.garbage)
         tdm__shm_lose(s, peer, true, garbage);
     else if (closed && peer->in.record_at ==
                            atomic_load_explicit(&peer->in.lane->record_tail, memory_order_acquire))
-        tdm__shm_lose(s, peer, false, "it has given this rank up");
+        tdm__shm_lose(s, peer, false, "it closed its connection to this rank");
 }
 
-/* ---- the end ----------------------------------------------------------------------------------- */
+/* ---- end --------------------------------------------------------------------------------------- */
 
 bool tdm__shm_end_takes(tdm__shm *s, tdm__shm_peer *peer)
 {

@@ -1,8 +1,9 @@
 /*
- * signals.h: keeps the program's signal handlers through the start of a library that sets its own.
+ * signals.h: preserves the program's signal handlers while a library starts that installs its own.
  *
- * UCX sets handlers when it is loaded, MPI when it is initialised. How a program dies, and what it does
- * with its signals, is not a library's business: they are put back as they were.
+ * UCX installs handlers when it is loaded, MPI when it is initialised. Signal handling belongs to the
+ * program, so the previous handlers are restored.
+
  */
 #ifndef TANDEM_TRANSPORT_SIGNALS_H
 #define TANDEM_TRANSPORT_SIGNALS_H

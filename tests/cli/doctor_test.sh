@@ -56,7 +56,7 @@ test_transports() {
     for name in shm tcp ucx mpi sim; do
         [ -n "$(value $name)" ] || fail "no line about $name: $out"
     done
-    assert_contains "$(value shm)" "memory that they share"
+    assert_contains "$(value shm)" "shared memory"
     if [ -e "$(dirname "$TANDEM")/libtandem-ucx.so" ]; then
         assert_contains "$(value ucx)" "UCX 1."
     else

@@ -90,7 +90,7 @@ static void too_much_is_an_error(void)
     int count = 0;
     while (count < 64 && tdm__host_alloc(host, block, &offsets[count], &err) == TDM_OK) count++;
     CHECK(count >= 60 && count < 64);
-    CHECK_HAS(err.message, "has no room for");
+    CHECK_HAS(err.message, "has no space for");
     for (int i = 0; i < count; i += 2) tdm__host_free(host, offsets[i]);
     for (int i = 0; i < count; i += 2)
         CHECK_INT(tdm__host_alloc(host, block, &offsets[i], &err), TDM_OK);

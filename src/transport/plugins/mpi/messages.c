@@ -1,12 +1,12 @@
 /*
  * messages.c: messages over MPI: sending, arriving, taking, dropping, forgetting.
  *
- * Envelopes come from our own communicator, so from nobody else; they are checked all the same, and one
- * that is not right is thrown away. Callbacks are queued while MPI is being asked, and made afterwards.
+ * Envelopes arrive on a private communicator, but are validated nevertheless; invalid ones are dropped.
+ * Callbacks are queued while MPI is called, and made afterwards.
  *
- * forget() takes back the receives of a peer, which MPI can do; sends cannot be taken back. Those that
- * have not ended after a moment are given up: they are called back, and their requests and envelopes
- * are left to MPI for good. (MPI has no word for a dead peer: most launchers end the whole job then.)
+ * forget() cancels the receives of a peer; MPI cannot cancel sends. Sends that have not ended after a
+ * moment are abandoned: they are called back, and their requests and envelopes are never reused. (MPI
+ * does not report a dead peer: most launchers end the whole job.)
  */
 #include "transport/plugins/mpi/mpi.h"
 
@@ -18,7 +18,7 @@ static const double max_forget_s = 0.2;
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-static bool reserve(tdm__mpi *m, int more)
+static bool requests_reserve(tdm__mpi *m, int more)
 {
     if (m->count + more <= m->capacity) return true;
     int capacity = m->capacity * 2 > m->count + more ? m->capacity * 2 : m->count + more + 64;
@@ -53,8 +53,8 @@ static void operation_free(tdm__mpi_operation *op)
     free(op);
 }
 
-/* Notes the request that was just started for `op`, in the place behind the others. */
-static void own(tdm__mpi *m, tdm__mpi_operation *op, int result)
+/* Records the request that was just started for `op`, after the others. */
+static void request_add(tdm__mpi *m, tdm__mpi_operation *op, int result)
 {
     if (result != MPI_SUCCESS) {
         op->status = TDM_ERR_PEER_FAILED;
@@ -65,39 +65,40 @@ static void own(tdm__mpi *m, tdm__mpi_operation *op, int result)
     op->requests++;
 }
 
-static void disown(tdm__mpi *m, int index)
+static void request_remove(tdm__mpi *m, int index)
 {
     m->count--;
     m->requests[index] = m->requests[m->count];
     m->owners[index] = m->owners[m->count];
 }
 
-static int pieces_of(uint64_t bytes)
+static int payload_pieces(uint64_t bytes)
 {
     return (int)((bytes + TDM__MPI_PIECE - 1) / TDM__MPI_PIECE);
 }
 
-static int tag_of(const tdm__mpi *m, uint32_t number)
+static int payload_tag(const tdm__mpi *m, uint32_t number)
 {
     return TDM__MPI_TAG + 1 + (int)(number % (uint32_t)(m->max_tag - TDM__MPI_TAG));
 }
 
-/* Starts to send or receive a payload, piece by piece under one tag: MPI keeps their order. */
-static void start_payload(tdm__mpi *m, tdm__mpi_operation *op, uint8_t *bytes, uint64_t count,
+/* Starts to send or receive a payload, in pieces with one tag: MPI keeps their order. */
+static void payload_start(tdm__mpi *m, tdm__mpi_operation *op, uint8_t *bytes, uint64_t count,
                           uint32_t number)
 {
     for (uint64_t at = 0; at < count; at += TDM__MPI_PIECE) {
         int piece = count - at < TDM__MPI_PIECE ? (int)(count - at) : TDM__MPI_PIECE;
         MPI_Request *request = &m->requests[m->count];
-        int result = op->kind == TDM__MPI_SEND ? MPI_Isend(bytes + at, piece, MPI_BYTE, op->peer,
-                                                           tag_of(m, number), m->comm, request)
-                                               : MPI_Irecv(bytes + at, piece, MPI_BYTE, op->peer,
-                                                           tag_of(m, number), m->comm, request);
-        own(m, op, result);
+        int result = op->kind == TDM__MPI_SEND
+                         ? MPI_Isend(bytes + at, piece, MPI_BYTE, op->peer, payload_tag(m, number),
+                                     m->comm, request)
+                         : MPI_Irecv(bytes + at, piece, MPI_BYTE, op->peer, payload_tag(m, number),
+                                     m->comm, request);
+        request_add(m, op, result);
     }
 }
 
-/* ---- sending --------------------------------------------------------------------------------- */
+/* ---- send ------------------------------------------------------------------------------------ */
 
 void tdm__mpi_send(tdm__transport *transport, int peer, const tdm__head *head, const void *data,
                    void *cookie)
@@ -111,7 +112,7 @@ void tdm__mpi_send(tdm__transport *transport, int peer, const tdm__head *head, c
     if (status == TDM_OK) {
         op = calloc(1, sizeof(*op));
         if (op) op->envelope = malloc(bytes);
-        if (!op || !op->envelope || !reserve(m, 1 + pieces_of(head->bytes)))
+        if (!op || !op->envelope || !requests_reserve(m, 1 + payload_pieces(head->bytes)))
             status = TDM_ERR_NO_MEMORY;
     }
     if (status != TDM_OK) {
@@ -130,13 +131,13 @@ void tdm__mpi_send(tdm__transport *transport, int peer, const tdm__head *head, c
     if (along && head->bytes > 0) memcpy(op->envelope->payload, data, head->bytes);
     int result = MPI_Isend(op->envelope, (int)bytes, MPI_BYTE, peer, TDM__MPI_TAG, m->comm,
                            &m->requests[m->count]);
-    own(m, op, result);
+    request_add(m, op, result);
     if (!along && op->requests > 0)
-        start_payload(m, op, (uint8_t *)data, head->bytes, op->envelope->number);
+        payload_start(m, op, (uint8_t *)data, head->bytes, op->envelope->number);
     if (op->requests == 0) operation_end(m, op);
 }
 
-/* ---- arriving -------------------------------------------------------------------------------- */
+/* ---- arrivals -------------------------------------------------------------------------------- */
 
 static void arrival_append(tdm__mpi *m, tdm__arrival *a)
 {
@@ -164,8 +165,8 @@ static void arrival_remove(tdm__mpi *m, tdm__arrival *a)
     free(a);
 }
 
-/* An envelope has come into a place of the pool. */
-static void open_envelope(tdm__mpi *m, const tdm__mpi_envelope *e, const MPI_Status *status)
+/* Handles an envelope that arrived in a buffer of the pool. */
+static void envelope_arrived(tdm__mpi *m, const tdm__mpi_envelope *e, const MPI_Status *status)
 {
     int got = 0;
     const int front = (int)offsetof(tdm__mpi_envelope, payload);
@@ -180,7 +181,9 @@ static void open_envelope(tdm__mpi *m, const tdm__mpi_envelope *e, const MPI_Sta
     size_t bytes = along ? e->head.bytes : 0;
     tdm__arrival *a = malloc(sizeof(*a) + bytes);
     if (!a) {
-        m->starved = status->MPI_SOURCE; /* a message less would be a wait for ever */
+        m->starved =
+            status
+                ->MPI_SOURCE; /* the peer is reported lost, because a missing message would block forever */
         return;
     }
     *a = (tdm__arrival){.peer = status->MPI_SOURCE, .number = e->number, .head = e->head};
@@ -188,19 +191,20 @@ static void open_envelope(tdm__mpi *m, const tdm__mpi_envelope *e, const MPI_Sta
     arrival_append(m, a);
 }
 
-/* ---- taking and dropping ----------------------------------------------------------------------- */
+/* ---- take and drop ----------------------------------------------------------------------------- */
 
-/* Starts to receive a payload; NULL: it cannot be. */
-static tdm__mpi_operation *fetch(tdm__mpi *m, const tdm__arrival *a, tdm__mpi_kind kind, void *into)
+/* Starts to receive a payload; NULL on failure. */
+static tdm__mpi_operation *arrival_fetch(tdm__mpi *m, const tdm__arrival *a, tdm__mpi_kind kind,
+                                         void *into)
 {
     tdm__mpi_operation *op = calloc(1, sizeof(*op));
-    if (!op || !reserve(m, pieces_of(a->head.bytes))) {
+    if (!op || !requests_reserve(m, payload_pieces(a->head.bytes))) {
         free(op);
         return NULL;
     }
     op->kind = kind;
     op->peer = a->peer;
-    start_payload(m, op, into, a->head.bytes, a->number);
+    payload_start(m, op, into, a->head.bytes, a->number);
     return op;
 }
 
@@ -213,7 +217,7 @@ void tdm__mpi_take(tdm__transport *transport, tdm__arrival *arrival, void *into,
     } else if (m->peers[arrival->peer].state == TDM__MPI_FORGOTTEN) {
         status = TDM_ERR_PEER_FAILED;
     } else {
-        tdm__mpi_operation *op = fetch(m, arrival, TDM__MPI_TAKE, into);
+        tdm__mpi_operation *op = arrival_fetch(m, arrival, TDM__MPI_TAKE, into);
         if (op) {
             op->cookie = cookie;
             arrival_remove(m, arrival);
@@ -230,9 +234,9 @@ void tdm__mpi_drop(tdm__transport *transport, tdm__arrival *arrival)
 {
     tdm__mpi *m = (tdm__mpi *)transport;
     if (arrival->number != 0 && m->peers[arrival->peer].state == TDM__MPI_WELL) {
-        /* Its sender waits for somebody to receive it. */
+        /* The sender waits until the payload is received. */
         void *scratch = malloc(arrival->head.bytes);
-        tdm__mpi_operation *op = scratch ? fetch(m, arrival, TDM__MPI_DROP, scratch) : NULL;
+        tdm__mpi_operation *op = scratch ? arrival_fetch(m, arrival, TDM__MPI_DROP, scratch) : NULL;
         if (op) {
             op->scratch = scratch;
             if (op->requests == 0) operation_end(m, op);
@@ -243,13 +247,13 @@ void tdm__mpi_drop(tdm__transport *transport, tdm__arrival *arrival)
     arrival_remove(m, arrival);
 }
 
-/* ---- moving on ------------------------------------------------------------------------------- */
+/* ---- progress -------------------------------------------------------------------------------- */
 
-/* The request at `index` has ended. */
+/* Handles the end of the request at `index`. */
 static void request_ended(tdm__mpi *m, int index, const MPI_Status *status, bool whole)
 {
     if (index < TDM__MPI_POOL) {
-        open_envelope(m, &m->pool[index], status);
+        envelope_arrived(m, &m->pool[index], status);
         MPI_Start(&m->requests[index]);
         return;
     }
@@ -260,26 +264,27 @@ static void request_ended(tdm__mpi *m, int index, const MPI_Status *status, bool
     if (op->requests == 0) operation_end(m, op);
 }
 
-static int compare_down(const void *a, const void *b)
+static int index_compare_descending(const void *a, const void *b)
 {
     return *(const int *)b - *(const int *)a;
 }
 
-/* Asks MPI what has ended. Returns how many requests have. */
-static int ask(tdm__mpi *m)
+/* Tests the requests. Returns how many have ended. */
+static int mpi_test_requests(tdm__mpi *m)
 {
     int ended = 0;
     int result = MPI_Testsome(m->count, m->requests, &ended, m->indices, m->statuses);
     if (ended == MPI_UNDEFINED || (result != MPI_SUCCESS && result != MPI_ERR_IN_STATUS)) return 0;
     for (int i = 0; i < ended; i++)
         request_ended(m, m->indices[i], &m->statuses[i], result == MPI_SUCCESS);
-    /* From the last to the first: what takes a place has been looked at. */
-    qsort(m->indices, (size_t)ended, sizeof(int), compare_down);
-    for (int i = 0; i < ended && m->indices[i] >= TDM__MPI_POOL; i++) disown(m, m->indices[i]);
+    /* In descending order: the request that replaces a removed one has been handled already. */
+    qsort(m->indices, (size_t)ended, sizeof(int), index_compare_descending);
+    for (int i = 0; i < ended && m->indices[i] >= TDM__MPI_POOL; i++)
+        request_remove(m, m->indices[i]);
     return ended;
 }
 
-static int deliver(tdm__mpi *m)
+static int mpi_deliver(tdm__mpi *m)
 {
     int count = 0;
     for (;; count++) {
@@ -304,7 +309,7 @@ static int deliver(tdm__mpi *m)
         } else if (m->starved >= 0) {
             int peer = m->starved;
             m->starved = -1;
-            m->events.lost(m->events.user, peer, "no memory to receive from it");
+            m->events.lost(m->events.user, peer, "out of memory for a message from it");
         } else {
             return count;
         }
@@ -316,14 +321,14 @@ int tdm__mpi_progress(tdm__transport *transport)
     tdm__mpi *m = (tdm__mpi *)transport;
     int ended = 0, turns = 0;
     enum { MAX_TURNS = 8 };
-    for (int now; turns < MAX_TURNS && (now = ask(m)) > 0; turns++) ended += now;
-    int count = deliver(m);
+    for (int now; turns < MAX_TURNS && (now = mpi_test_requests(m)) > 0; turns++) ended += now;
+    int count = mpi_deliver(m);
     if (ended > 0 || count > 0)
         atomic_store_explicit(&m->active_ns, tdm_clock_ns(), memory_order_relaxed);
     return count;
 }
 
-/* ---- forgetting and ending --------------------------------------------------------------------- */
+/* ---- forget and stop --------------------------------------------------------------------------- */
 
 static bool peer_busy(const tdm__mpi *m, int peer)
 {
@@ -332,14 +337,14 @@ static bool peer_busy(const tdm__mpi *m, int peer)
     return false;
 }
 
-/* Leaves what has not ended to MPI: the request goes on by itself, if it ever does. */
-static void give_up(tdm__mpi *m, int peer)
+/* Abandons the operations of a peer that have not ended; their requests stay with MPI. */
+static void peer_abandon(tdm__mpi *m, int peer)
 {
     for (int i = m->count - 1; i >= TDM__MPI_POOL; i--) {
         tdm__mpi_operation *op = m->owners[i];
         if (peer >= 0 && op->peer != peer) continue;
         MPI_Request_free(&m->requests[i]);
-        disown(m, i);
+        request_remove(m, i);
         op->status = TDM_ERR_PEER_FAILED;
         op->envelope = NULL; /* MPI may still read it */
         if (--op->requests == 0) operation_end(m, op);
@@ -359,18 +364,18 @@ void tdm__mpi_forget(tdm__transport *transport, int peer)
         }
     const struct timespec moment = {.tv_nsec = 100 * 1000};
     for (double end_s = tdm_clock_s() + max_forget_s; peer_busy(m, peer);) {
-        if (ask(m) > 0) continue;
+        if (mpi_test_requests(m) > 0) continue;
         if (tdm_clock_s() > end_s) break;
         nanosleep(&moment, NULL);
     }
-    give_up(m, peer);
-    deliver(m);
+    peer_abandon(m, peer);
+    mpi_deliver(m);
 }
 
 tdm_status tdm__mpi_start(tdm__mpi *m, tdm_error *err)
 {
-    if (!reserve(m, TDM__MPI_POOL))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "mpi: no memory for the transport");
+    if (!requests_reserve(m, TDM__MPI_POOL))
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "mpi: out of memory for the transport");
     for (int i = 0; i < TDM__MPI_POOL; i++) {
         MPI_Recv_init(&m->pool[i], (int)sizeof(m->pool[i]), MPI_BYTE, MPI_ANY_SOURCE, TDM__MPI_TAG,
                       m->comm, &m->requests[i]);
@@ -379,19 +384,19 @@ tdm_status tdm__mpi_start(tdm__mpi *m, tdm_error *err)
     m->count = TDM__MPI_POOL;
     m->started = true;
     if (MPI_Startall(TDM__MPI_POOL, m->requests) == MPI_SUCCESS) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_SYSTEM, "mpi: MPI does not start to receive");
+    return tdm_fail(err, TDM_ERR_SYSTEM, "mpi: MPI_Startall failed");
 }
 
 void tdm__mpi_stop(tdm__mpi *m)
 {
-    /* What was sent last may still be on its way out. */
+    /* The last messages may still be in transit. */
     const struct timespec moment = {.tv_nsec = 100 * 1000};
     for (double end_s = tdm_clock_s() + 1; m->count > TDM__MPI_POOL && tdm_clock_s() < end_s;)
-        if (ask(m) == 0) nanosleep(&moment, NULL);
-    give_up(m, -1);
+        if (mpi_test_requests(m) == 0) nanosleep(&moment, NULL);
+    peer_abandon(m, -1);
     for (int i = 0; i < TDM__MPI_POOL && m->started; i++) {
         MPI_Cancel(&m->requests[i]);
-        MPI_Wait(&m->requests[i], MPI_STATUS_IGNORE); /* local: MPI promises it for a receive */
+        MPI_Wait(&m->requests[i], MPI_STATUS_IGNORE); /* local: MPI guarantees it for a receive */
         MPI_Request_free(&m->requests[i]);
     }
     for (tdm__arrival *a = m->arrivals_first, *next; a; a = next) {

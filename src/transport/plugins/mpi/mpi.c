@@ -1,13 +1,13 @@
 /*
- * mpi.c: the MPI transport: its life, sleep and table.
+ * mpi.c: the MPI transport: creation, sleep and ops table.
  *
- * For sites where programs are started by mpirun or srun and nothing but MPI may use the network. MPI is
- * initialised here unless the program has done so, and ended here only then; messages travel on a
- * communicator of our own. The ranks must be numbered as MPI_COMM_WORLD numbers them.
+ * For sites where programs are started by mpirun or srun and only MPI may use the network. MPI is
+ * initialised here unless the program has done so, and finalised only in that case; messages use a
+ * private communicator. The ranks must be those of MPI_COMM_WORLD.
  *
- * MPI knows no dead peers and no descriptors to wait on: sleeping is short naps that grow to a
- * millisecond, and when a peer was lost MPI is not ended, for that would wait for it. MPI_Finalize waits
- * for all ranks, so destroy() first sees, for a bounded time, whether all have come.
+ * MPI does not report dead peers and has no descriptors to wait on: sleeping consists of short naps that
+ * grow to a millisecond. After the loss of a peer MPI is not finalised, because that would wait for it.
+ * MPI_Finalize waits for all ranks, so destroy() first checks, for a bounded time, whether all are ready.
  */
 #include "transport/plugins/mpi/mpi.h"
 
@@ -26,15 +26,15 @@
 enum { SPIN_NS = 30 * 1000, MAX_NAP_NS = 1000 * 1000 };
 static const double max_meet_s = 20.0, max_finalise_s = 60.0;
 
-/* ---- beginning ------------------------------------------------------------------------------- */
+/* ---- creation -------------------------------------------------------------------------------- */
 
-static tdm_status initialise(tdm__mpi *m, tdm_error *err)
+static tdm_status mpi_initialise(tdm__mpi *m, tdm_error *err)
 {
     int finalised = 0, initialised = 0, level = MPI_THREAD_SINGLE;
     MPI_Finalized(&finalised);
     if (finalised)
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
-                        "mpi: MPI has been ended in this process and cannot be started again");
+                        "mpi: MPI was already finalised in this process and cannot be restarted");
     MPI_Initialized(&initialised);
     if (initialised) {
         MPI_Query_thread(&level);
@@ -44,7 +44,7 @@ static tdm_status initialise(tdm__mpi *m, tdm_error *err)
         int result = MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
         tdm__signals_put_back(&signals);
         if (result != MPI_SUCCESS)
-            return tdm_fail(err, TDM_ERR_SYSTEM, "mpi: MPI_Init_thread fails with %d", result);
+            return tdm_fail(err, TDM_ERR_SYSTEM, "mpi: MPI_Init_thread failed with %d", result);
         m->ours = true;
     }
     if (level < MPI_THREAD_SERIALIZED)
@@ -54,26 +54,26 @@ static tdm_status initialise(tdm__mpi *m, tdm_error *err)
     return TDM_OK;
 }
 
-/* The ranks must be MPI's own. */
-static tdm_status check_place(const tdm__transport_options *options, tdm_error *err)
+/* Checks that rank and size equal MPI's. */
+static tdm_status mpi_check_rank(const tdm__transport_options *options, tdm_error *err)
 {
     int rank = -1, size = -1;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     if (size != options->size)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "mpi: MPI has started %d ranks, and this world has %d; start all of them "
+                        "mpi: MPI started %d ranks, but this world has %d; start all of them "
                         "with one mpirun or srun",
                         size, options->size);
     if (rank != options->rank)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "mpi: this is rank %d for MPI and rank %d here; leave the ranks to mpirun",
+                        "mpi: this is rank %d in MPI but rank %d here; let mpirun set the ranks",
                         rank, options->rank);
     return TDM_OK;
 }
 
-/* Naps until the request has ended; false: time is over. */
-static bool await(MPI_Request *request, double seconds)
+/* Naps until the request has ended; false on timeout. */
+static bool request_await(MPI_Request *request, double seconds)
 {
     const struct timespec moment = {.tv_nsec = 100 * 1000};
     for (double end_s = tdm_clock_s() + seconds;; nanosleep(&moment, NULL)) {
@@ -84,34 +84,36 @@ static bool await(MPI_Request *request, double seconds)
     }
 }
 
-static tdm_status make_comm(tdm__mpi *m, tdm_error *err)
+static tdm_status mpi_make_comm(tdm__mpi *m, tdm_error *err)
 {
     MPI_Request request;
     if (MPI_Comm_idup(MPI_COMM_WORLD, &m->comm, &request) != MPI_SUCCESS ||
-        !await(&request, max_meet_s)) {
+        !request_await(&request, max_meet_s)) {
         m->comm = MPI_COMM_NULL;
         m->peer_lost = true;
         return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
-                        "mpi: not all ranks came to make a communicator within %g s", max_meet_s);
+                        "mpi: not all ranks joined the creation of a communicator within %g s",
+                        max_meet_s);
     }
     MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN);
     int *max = NULL, known = 0;
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, (void *)&max, &known);
-    m->max_tag = known && max ? *max : 32767; /* what the standard promises */
+    m->max_tag = known && max ? *max : 32767; /* guaranteed by the standard */
     return TDM_OK;
 }
 
-/* ---- ending ---------------------------------------------------------------------------------- */
+/* ---- destruction ----------------------------------------------------------------------------- */
 
-/* Whether all ranks have come to the end. */
-static bool all_come(tdm__mpi *m)
+/* Whether all ranks are ready to finalise. */
+static bool mpi_all_ready(tdm__mpi *m)
 {
     MPI_Request request;
     return m->comm != MPI_COMM_NULL && !m->peer_lost &&
-           MPI_Ibarrier(m->comm, &request) == MPI_SUCCESS && await(&request, max_finalise_s);
+           MPI_Ibarrier(m->comm, &request) == MPI_SUCCESS &&
+           request_await(&request, max_finalise_s);
 }
 
-static void destroy(tdm__transport *transport)
+static void mpi_destroy(tdm__transport *transport)
 {
     tdm__mpi *m = (tdm__mpi *)transport;
     if (!m) return;
@@ -120,23 +122,24 @@ static void destroy(tdm__transport *transport)
     MPI_Finalized(&finalised);
     bool alive = initialised && !finalised;
     if (alive && m->count > 0) tdm__mpi_stop(m);
-    if (alive && m->ours && all_come(m)) {
+    if (alive && m->ours && mpi_all_ready(m)) {
         MPI_Comm_free(&m->comm);
         MPI_Finalize();
     } else if (alive && m->ours) {
-        tdm_log(TDM_LOG_WARN, "comm", "MPI is left as it is: not all ranks came to its end");
+        tdm_log(TDM_LOG_WARN, "comm", "MPI is not finalised: not all ranks reached MPI_Finalize");
     }
     if (m->wake_fd >= 0) close(m->wake_fd);
     free(m->peers);
     free(m);
 }
 
-static tdm_status create(const tdm__transport_options *options, tdm__transport **out,
-                         uint8_t address[TDM__MAX_ADDRESS], size_t *address_bytes, tdm_error *err)
+static tdm_status mpi_create(const tdm__transport_options *options, tdm__transport **out,
+                             uint8_t address[TDM__MAX_ADDRESS], size_t *address_bytes,
+                             tdm_error *err)
 {
     extern const tdm__transport_ops tdm__transport_mpi;
     tdm__mpi *m = calloc(1, sizeof(*m));
-    if (!m) return tdm_fail(err, TDM_ERR_NO_MEMORY, "mpi: no memory for the transport");
+    if (!m) return tdm_fail(err, TDM_ERR_NO_MEMORY, "mpi: out of memory for the transport");
     m->transport.ops = &tdm__transport_mpi;
     m->rank = options->rank;
     m->size = options->size;
@@ -149,18 +152,18 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
     m->peers = calloc((size_t)options->size, sizeof(*m->peers));
     tdm_status status = TDM_OK;
     if (m->wake_fd < 0 || !m->peers)
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "mpi: no memory or descriptors left: %s",
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "mpi: out of memory or descriptors: %s",
                           strerror(errno));
-    if (status == TDM_OK) status = initialise(m, err);
-    if (status == TDM_OK) status = check_place(options, err);
-    if (status == TDM_OK) status = make_comm(m, err);
+    if (status == TDM_OK) status = mpi_initialise(m, err);
+    if (status == TDM_OK) status = mpi_check_rank(options, err);
+    if (status == TDM_OK) status = mpi_make_comm(m, err);
     if (status == TDM_OK) status = tdm__mpi_start(m, err);
     if (status != TDM_OK) {
-        m->peer_lost = true; /* the others may not have come as far: nobody is waited for */
-        destroy(&m->transport);
+        m->peer_lost = true; /* the other ranks may not have got this far: do not wait for them */
+        mpi_destroy(&m->transport);
         return status;
     }
-    /* MPI knows where everybody is: the address only says that this rank can be reached. */
+    /* MPI knows the addresses: this one only says that the rank is reachable. */
     static const uint8_t name[] = {'m', 'p', 'i'};
     memcpy(address, name, sizeof(name));
     *address_bytes = sizeof(name);
@@ -168,17 +171,17 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
     return TDM_OK;
 }
 
-static tdm_status connect_all(tdm__transport *transport, const uint8_t *const *addresses,
+static tdm_status mpi_connect(tdm__transport *transport, const uint8_t *const *addresses,
                               const size_t *address_bytes, tdm_error *err)
 {
     (void)transport, (void)addresses, (void)address_bytes, (void)err;
     return TDM_OK;
 }
 
-/* ---- sleeping -------------------------------------------------------------------------------- */
+/* ---- sleep ----------------------------------------------------------------------------------- */
 
-/* A nap is as long as the last sign of life is past, within bounds. */
-static void wait_for(tdm__transport *transport, double timeout_s)
+/* Naps for as long as the last activity is ago, within bounds. */
+static void mpi_wait(tdm__transport *transport, double timeout_s)
 {
     tdm__mpi *m = (tdm__mpi *)transport;
     uint64_t idle_ns = tdm_clock_ns() - atomic_load_explicit(&m->active_ns, memory_order_relaxed);
@@ -190,19 +193,19 @@ static void wait_for(tdm__transport *transport, double timeout_s)
     struct timespec limit = {.tv_nsec = (long)nap_ns};
     if (ppoll(&fd, 1, &limit, NULL) <= 0) return;
     uint64_t rung;
-    if (read(m->wake_fd, &rung, sizeof(rung)) < 0) return; /* somebody was quicker */
+    if (read(m->wake_fd, &rung, sizeof(rung)) < 0) return; /* already read */
 }
 
-static void wake(tdm__transport *transport)
+static void mpi_wake(tdm__transport *transport)
 {
     tdm__mpi *m = (tdm__mpi *)transport;
     int before = errno;
     uint64_t one = 1;
-    if (write(m->wake_fd, &one, sizeof(one)) < 0) errno = before; /* full: it is rung already */
+    if (write(m->wake_fd, &one, sizeof(one)) < 0) errno = before; /* full: already signalled */
     errno = before;
 }
 
-static bool usable(char why[160], char library[TDM_LIBRARY_BYTES])
+static bool mpi_usable(char why[160], char library[TDM_LIBRARY_BYTES])
 {
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
@@ -216,18 +219,18 @@ static bool usable(char why[160], char library[TDM_LIBRARY_BYTES])
 extern const tdm__transport_ops tdm__transport_mpi;
 const tdm__transport_ops tdm__transport_mpi = {
     .name = "mpi",
-    .about = "MPI: for ranks that mpirun or srun has started",
-    .usable = usable,
-    .create = create,
-    .connect = connect_all,
-    .destroy = destroy,
+    .about = "MPI: for ranks started by mpirun or srun",
+    .usable = mpi_usable,
+    .create = mpi_create,
+    .connect = mpi_connect,
+    .destroy = mpi_destroy,
     .send = tdm__mpi_send,
     .take = tdm__mpi_take,
     .drop = tdm__mpi_drop,
     .forget = tdm__mpi_forget,
     .progress = tdm__mpi_progress,
-    .wait = wait_for,
-    .wake = wake,
+    .wait = mpi_wait,
+    .wake = mpi_wake,
 };
 
 const tdm__module tdm_comm_module = {

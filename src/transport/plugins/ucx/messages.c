@@ -1,15 +1,15 @@
 /*
- * messages.c: messages over UCX: sending, arriving, taking, dropping.
+ * messages.c: messages over UCX: send, arrival, take, drop.
  *
- * A message is one active message: our head is its header. UCX decides by size whether the payload
- * comes along or is fetched later. What comes along is kept in UCX's memory where it allows that, and
- * copied otherwise. Heads come from outside: a message is believed only when its head is right, its
- * length is what the head says, and it comes in the name of a rank that can speak.
+ * A message is one active message, with our head as its header. UCX decides by size whether the payload
+ * is included or fetched later. An included payload stays in UCX's memory if it allows that, and is
+ * copied otherwise. Heads are validated: a message is accepted only if its head is right, its length
+ * matches the head, and its source is a rank that can send.
  *
- * The handlers (on_...) are called by UCX, with our lock held by whoever called it.
+ * UCX calls the handlers (on_...) with our lock held by the calling thread.
  *
- * Invariants: an operation is in UCX's hands (counted in its peer's `pending`) or in the queue of ended
- * ones, never both; an arrival is in the list until it is taken or dropped.
+ * Invariants: an operation is either active in UCX (counted in its peer's `pending`) or in the queue of
+ * ended ones, never both; an arrival is in the list until it is taken or dropped.
  */
 #include "transport/plugins/ucx/ucx.h"
 
@@ -17,11 +17,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { EAGER_BYTES = 2 << 20 }; /* at most, where messages go without being asked for */
+enum { EAGER_BYTES = 2 << 20 }; /* limit of messages that are sent without a rendezvous */
 
 /* ---- operations ------------------------------------------------------------------------------ */
 
-/* Fills the list of spare operations from a new block. */
+/* Fills the free list of operations from a new block. */
 static void operations_add(tdm__ucx *u)
 {
     tdm__ucx_block *block = malloc(sizeof(*block));
@@ -79,7 +79,7 @@ static void on_received(void *request, ucs_status_t status, size_t length, void 
     ucp_request_free(request);
 }
 
-/* What UCX answered to a start: ended already, failed, or on its way. */
+/* Handles UCX's answer to a start: already ended, failed, or in progress. */
 static void operation_started(tdm__ucx_operation *op, ucs_status_ptr_t answer)
 {
     if (!answer)
@@ -88,9 +88,9 @@ static void operation_started(tdm__ucx_operation *op, ucs_status_ptr_t answer)
         operation_end(op, UCS_PTR_STATUS(answer));
 }
 
-/* Starts a send. Not TDM_OK: it has not been started. */
-static tdm_status start_send(tdm__ucx *u, tdm__ucx_peer *p, const tdm__head *head, const void *data,
-                             void *cookie)
+/* Starts a send. Not TDM_OK: it was not started. */
+static tdm_status peer_start_send(tdm__ucx *u, tdm__ucx_peer *p, const tdm__head *head,
+                                  const void *data, void *cookie)
 {
     ucp_ep_h ep = p->state == TDM__UCX_WELL ? tdm__ucx_endpoint(p) : NULL;
     if (!ep) return TDM_ERR_PEER_FAILED;
@@ -119,7 +119,7 @@ void tdm__ucx_send(tdm__transport *transport, int peer, const tdm__head *head, c
     tdm__ucx *u = (tdm__ucx *)transport;
     tdm__ucx_called(u);
     pthread_mutex_lock(&u->lock);
-    tdm_status status = start_send(u, &u->peers[peer], head, data, cookie);
+    tdm_status status = peer_start_send(u, &u->peers[peer], head, data, cookie);
     pthread_mutex_unlock(&u->lock);
     if (status != TDM_OK) u->events.sent(u->events.user, cookie, status);
 }
@@ -152,13 +152,13 @@ static void arrival_remove(tdm__ucx *u, tdm__arrival *a)
     free(a);
 }
 
-/* Gives UCX back what it holds for this arrival. */
+/* Returns to UCX the memory that it holds for this arrival. */
 static void arrival_release(tdm__ucx *u, tdm__arrival *a)
 {
     if (a->payload != TDM__UCX_COPIED) ucp_am_data_release(u->worker, a->data);
 }
 
-/* UCX's handler: a message has come. UCS_OK: we are done with it; UCS_INPROGRESS: we keep `data`. */
+/* UCX's handler for a message. UCS_OK: UCX may free it; UCS_INPROGRESS: we keep `data`. */
 static ucs_status_t on_message(void *arg, const void *header, size_t header_bytes, void *data,
                                size_t bytes, const ucp_am_recv_param_t *param)
 {
@@ -176,7 +176,7 @@ static ucs_status_t on_message(void *arg, const void *header, size_t header_byte
     if (bytes == 0) payload = TDM__UCX_COPIED;
     tdm__arrival *a = malloc(sizeof(*a) + (payload == TDM__UCX_COPIED ? bytes : 0));
     if (!a) {
-        tdm__ucx_lose(peer, UCS_ERR_NO_MEMORY); /* a message less would be a wait for ever */
+        tdm__ucx_lose(peer, UCS_ERR_NO_MEMORY); /* a missing message would block forever */
         return UCS_OK;
     }
     *a = (tdm__arrival){.payload = payload, .peer = (int)head.source, .data = data, .head = head};
@@ -185,8 +185,8 @@ static ucs_status_t on_message(void *arg, const void *header, size_t header_byte
     return payload == TDM__UCX_COPIED ? UCS_OK : UCS_INPROGRESS;
 }
 
-/* The peer whose card a hello or good-bye brings; NULL: it is none of ours. */
-static tdm__ucx_peer *card_of(tdm__ucx *u, const void *header, size_t header_bytes)
+/* The peer that sent a hello or good-bye card; NULL if it is invalid. */
+static tdm__ucx_peer *card_peer(tdm__ucx *u, const void *header, size_t header_bytes)
 {
     tdm__head head;
     if (header_bytes != sizeof(head)) return NULL;
@@ -198,7 +198,7 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes,
                              size_t bytes, const ucp_am_recv_param_t *param)
 {
     (void)data, (void)bytes, (void)param;
-    tdm__ucx_peer *peer = card_of(arg, header, header_bytes);
+    tdm__ucx_peer *peer = card_peer(arg, header, header_bytes);
     if (peer) peer->hellos++;
     return UCS_OK;
 }
@@ -208,7 +208,7 @@ static ucs_status_t on_goodbye(void *arg, const void *header, size_t header_byte
 {
     (void)data, (void)bytes, (void)param;
     tdm__ucx *u = arg;
-    tdm__ucx_peer *peer = card_of(u, header, header_bytes);
+    tdm__ucx_peer *peer = card_peer(u, header, header_bytes);
     if (!peer || peer->owed >= u->streams) return UCS_OK;
     if (peer->state == TDM__UCX_WELL) peer->state = TDM__UCX_LEFT;
     peer->owed++;
@@ -220,7 +220,7 @@ static ucs_status_t on_godspeed(void *arg, const void *header, size_t header_byt
                                 size_t bytes, const ucp_am_recv_param_t *param)
 {
     (void)data, (void)bytes, (void)param;
-    tdm__ucx_peer *peer = card_of(arg, header, header_bytes);
+    tdm__ucx_peer *peer = card_peer(arg, header, header_bytes);
     if (peer) peer->godspeeds++;
     return UCS_OK;
 }
@@ -249,10 +249,10 @@ ucs_status_t tdm__ucx_listen(tdm__ucx *ucx)
     return UCS_OK;
 }
 
-/* ---- taking and dropping ----------------------------------------------------------------------- */
+/* ---- take and drop ----------------------------------------------------------------------------- */
 
-/* Starts to fetch a payload from its sender. Not TDM_OK: it has not been started. */
-static tdm_status start_fetch(tdm__ucx *u, tdm__arrival *a, void *into, void *cookie)
+/* Starts to fetch a payload from its sender. Not TDM_OK: it was not started. */
+static tdm_status arrival_start_fetch(tdm__ucx *u, tdm__arrival *a, void *into, void *cookie)
 {
     tdm__ucx_peer *p = &u->peers[a->peer];
     if (p->state == TDM__UCX_LOST || p->state == TDM__UCX_FORGOTTEN) return TDM_ERR_PEER_FAILED;
@@ -278,7 +278,7 @@ void tdm__ucx_take(tdm__transport *transport, tdm__arrival *arrival, void *into,
     tdm_status status = TDM_OK;
     if (arrival->payload == TDM__UCX_RENDEZVOUS) {
         pthread_mutex_lock(&u->lock);
-        status = start_fetch(u, arrival, into, cookie);
+        status = arrival_start_fetch(u, arrival, into, cookie);
         pthread_mutex_unlock(&u->lock);
         if (status == TDM_OK) return;
     } else if (arrival->head.bytes > 0) {
@@ -300,7 +300,7 @@ void tdm__ucx_drop(tdm__transport *transport, tdm__arrival *arrival)
 
 /* ---- callbacks ------------------------------------------------------------------------------- */
 
-/* What is to be told next. */
+/* The next event for the engine. */
 typedef struct news {
     enum { NOTHING, SENT, RECEIVED, ARRIVED, LOST } kind;
     void *cookie;
@@ -311,8 +311,8 @@ typedef struct news {
     ucs_status_t why;
 } news;
 
-/* The first arrival that the engine does not know and wants to; NULL: none. */
-static tdm__arrival *next_unheard(tdm__ucx *u)
+/* The first arrival that was not reported to the engine yet; NULL: none. */
+static tdm__arrival *arrival_next_unreported(tdm__ucx *u)
 {
     while (u->unheard) {
         tdm__arrival *a = u->unheard;
@@ -323,14 +323,14 @@ static tdm__arrival *next_unheard(tdm__ucx *u)
             arrival_remove(u, a);
             continue;
         }
-        /* With an endpoint of our own we hear of its end, also when we never send anything. */
+        /* An endpoint of our own reports the end of the connection, even if we never send. */
         if (!p->eps && p->state == TDM__UCX_WELL) tdm__ucx_endpoint(p);
         return a;
     }
     return NULL;
 }
 
-static news next_news(tdm__ucx *u)
+static news ucx_next_news(tdm__ucx *u)
 {
     tdm__ucx_operation *op = u->ended_first;
     if (op) {
@@ -340,7 +340,7 @@ static news next_news(tdm__ucx *u)
         operation_give(op);
         return n;
     }
-    tdm__arrival *a = next_unheard(u);
+    tdm__arrival *a = arrival_next_unreported(u);
     if (a) return (news){.kind = ARRIVED, .peer = a->peer, .head = a->head, .arrival = a};
     while (u->lost) {
         tdm__ucx_peer *p = u->lost;
@@ -351,10 +351,10 @@ static news next_news(tdm__ucx *u)
     return (news){.kind = NOTHING};
 }
 
-static void tell_lost(const tdm__transport_events *e, const news *n)
+static void ucx_report_lost(const tdm__transport_events *e, const news *n)
 {
     char how[120];
-    snprintf(how, sizeof how, "its connection with this rank broke (UCX says: %s)",
+    snprintf(how, sizeof how, "its connection to this rank broke (UCX: %s)",
              ucs_status_string(n->why));
     e->lost(e->user, n->peer, how);
 }
@@ -364,13 +364,13 @@ int tdm__ucx_deliver(tdm__ucx *u)
     const tdm__transport_events *e = &u->events;
     for (int count = 0;; count++) {
         pthread_mutex_lock(&u->lock);
-        news n = next_news(u);
+        news n = ucx_next_news(u);
         pthread_mutex_unlock(&u->lock);
         switch (n.kind) {
         case SENT: e->sent(e->user, n.cookie, n.status); break;
         case RECEIVED: e->received(e->user, n.cookie, n.status); break;
         case ARRIVED: e->arrived(e->user, n.peer, &n.head, n.arrival); break;
-        case LOST: tell_lost(e, &n); break;
+        case LOST: ucx_report_lost(e, &n); break;
         case NOTHING: return count;
         }
     }

@@ -1,14 +1,14 @@
 /*
- * pump.c: moves UCX on while the engine has other things to do.
+ * pump.c: a thread that drives UCX while the engine does other work.
  *
- * UCX works only when it is called. It is content with a send once it has copied the bytes, and may
- * then hold the end of a message, or the answer to a peer's rendezvous, until the next call: which, after
- * the last message of a collective, comes when the program has computed its next step. So there is a
- * thread that calls UCX when nobody else has for a moment. It calls nobody back: what comes is put into
- * the queues, and the engine's wait is ended.
+ * UCX makes progress only when it is called. It reports a send as complete once it has copied the bytes,
+ * and may then hold the end of a message, or the answer to a peer's rendezvous, until the next call;
+ * after the last message of a collective, that is after the program has computed its next step. So a
+ * thread calls UCX when it was not called for a moment. The thread makes no callbacks: it queues what
+ * arrives and ends the engine's wait.
  *
- * While the engine is at work the pump looks up every few milliseconds and leaves it alone; while all is
- * quiet it sleeps in the kernel. It runs with all signals blocked.
+ * While the engine is active, the thread only checks every few milliseconds; while nothing happens, it
+ * sleeps in the kernel. It runs with all signals blocked.
  */
 #include "transport/plugins/ucx/ucx.h"
 
@@ -19,23 +19,23 @@
 
 enum { AWAY_NS = 1000 * 1000, NAP_MS = 4, SLEEP_MS = 1000, MAX_TURNS = 16 };
 
-/* Sleeps until there is something to do for UCX (with `events`), or for `ms`. True: it is the end. */
-static bool sleep_for(tdm__ucx *u, bool events, int ms)
+/* Sleeps until UCX has work (with `events`), or for `ms`. True: the thread must end. */
+static bool pump_sleep(tdm__ucx *u, bool events, int ms)
 {
     struct pollfd fds[] = {{.fd = u->stop_fd, .events = POLLIN},
                            {.fd = u->event_fd, .events = POLLIN}};
     return poll(fds, events ? 2 : 1, ms) > 0 && (fds[0].revents & POLLIN);
 }
 
-static bool engine_at_work(tdm__ucx *u)
+static bool pump_engine_is_active(tdm__ucx *u)
 {
     uint64_t called_ns = atomic_load_explicit(&u->called_ns, memory_order_relaxed);
     return atomic_load_explicit(&u->waiting, memory_order_relaxed) > 0 ||
            tdm_clock_ns() - called_ns < AWAY_NS;
 }
 
-/* Some turns. True: there is nothing left to do, and UCX will say when there is. */
-static bool move_on(tdm__ucx *u)
+/* Makes progress a few times. True: nothing is left to do, and UCX will signal new work. */
+static bool pump_progress(tdm__ucx *u)
 {
     pthread_mutex_lock(&u->lock);
     unsigned did = 0;
@@ -44,20 +44,21 @@ static bool move_on(tdm__ucx *u)
     bool quiet = did == 0 && ucp_worker_arm(u->worker) == UCS_OK;
     pthread_mutex_unlock(&u->lock);
     uint64_t one = 1;
-    if (queued && write(u->wake_fd, &one, sizeof(one)) < 0) return quiet; /* full: rung already */
+    if (queued && write(u->wake_fd, &one, sizeof(one)) < 0)
+        return quiet; /* full: already signalled */
     return quiet;
 }
 
-static void *pump(void *argument)
+static void *pump_run(void *argument)
 {
     tdm__ucx *u = argument;
     for (bool end = false; !end;) {
-        if (engine_at_work(u))
-            end = sleep_for(u, false, NAP_MS);
-        else if (move_on(u))
-            end = sleep_for(u, true, SLEEP_MS);
+        if (pump_engine_is_active(u))
+            end = pump_sleep(u, false, NAP_MS);
+        else if (pump_progress(u))
+            end = pump_sleep(u, true, SLEEP_MS);
         else
-            end = sleep_for(u, false, 0);
+            end = pump_sleep(u, false, 0);
     }
     return NULL;
 }
@@ -67,7 +68,7 @@ bool tdm__ucx_pump_start(tdm__ucx *u)
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    u->has_pump = pthread_create(&u->pump, NULL, pump, u) == 0;
+    u->has_pump = pthread_create(&u->pump, NULL, pump_run, u) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (u->has_pump) pthread_setname_np(u->pump, "tandem-ucx");
     return u->has_pump;

@@ -1,27 +1,26 @@
 /*
- * ucx.c: the UCX transport: its settings, life, sleep and table.
+ * ucx.c: the UCX transport: settings, creation, sleep and ops table.
  *
- * UCX finds the networks of a machine by itself and moves bytes over the best of them. What is set here
- * is what our way of using it needs, and only where the user's environment (UCX_...) says nothing else:
+ * UCX finds the networks of a machine by itself and uses the best of them. The settings here are those
+ * that our use of it needs, and only if the user's environment (UCX_...) does not set them:
  *
- *  - thresholds and segments that suit large messages over TCP (measured by `tandem bench`);
- *  - no cache of registered memory: our shared memory gives pages back by punching holes, of which
- *    UCX's cache does not hear, and a network card would then write to pages that are nobody's;
- *  - over TCP, payloads pass through buffers of UCX's: writing straight into the receiver's memory is
- *    something that whoever reaches the port could do too, and a peer that was forgotten could go on
- *    doing; and UCX 1.13 stops the program when a peer dies while it sends from our memory (it ends
- *    the send twice, and notices);
- *  - over TCP between hosts, messages of up to 2 MB are sent without asking first. The answer of the one
- *    who is asked stands behind all that it is sending itself on the same connection, so that of two
- *    who send to each other only one does at a time (bench/comm --only wire shows the difference). The
- *    receiver keeps what nobody waits for yet, which the engine bounds, and copies once more;
- *  - no words on the terminal. (What UCX does while it is loaded is comm/module.c's matter.)
+ *  - thresholds and segment sizes for large messages over TCP (measured by `tandem bench`);
+ *  - no cache of registered memory: our shared memory frees pages by punching holes, which UCX's cache
+ *    does not notice, and a network card would then write to freed pages;
+ *  - over TCP, payloads pass through UCX's buffers: any process that reaches the port could write
+ *    directly into the receiver's memory, and a forgotten peer could continue to do so; and UCX 1.13
+ *    aborts the program if a peer dies during a zero-copy send (it ends the send twice, and asserts);
+ *  - over TCP between hosts, messages of up to 2 MB are sent eagerly. With a rendezvous, the answer of a
+ *    receiver queues behind everything that it sends itself on the same connection, so that of two ranks
+ *    that send to each other only one does at a time (`bench/comm --only wire` shows the difference). The
+ *    receiver keeps payloads that it does not expect yet, bounded by the engine, at the cost of one copy;
+ *  - no output on the terminal. (comm/module.c handles what UCX does while it is loaded.)
  *
- * What belongs to a transport of UCX's (TCP_...) can be set by the environment only, which is therefore
- * changed for the moment in which UCX reads it; no other thread should read it then.
+ * Settings of UCX's own transports (TCP_...) can be set only through the environment, which is therefore
+ * changed while UCX reads it; no other thread should read it meanwhile.
  *
- * A world of several hosts leaves the loopback device alone: in containers and network namespaces of
- * one machine UCX would take it for a way to the neighbour.
+ * In a world of several hosts the loopback device is excluded: in containers and network namespaces of
+ * one machine UCX would use it to reach the other host.
  */
 #include "transport/plugins/ucx/ucx.h"
 
@@ -42,7 +41,7 @@
 #include <ucs/config/global_opts.h>
 #include <unistd.h>
 
-/* How long wait() returns at once after the last time there was something to do. */
+/* For this long after the last activity, wait() returns at once. */
 enum { SPIN_NS = 30 * 1000 };
 
 static const tdm__transport_ops transport_ucx;
@@ -59,23 +58,23 @@ enum { SETTINGS = sizeof(settings) / sizeof(settings[0]) };
 
 /* ---- settings -------------------------------------------------------------------------------- */
 
-/* Whether the user's environment has a word on this: UCX_NAME. */
-static bool user_says(const char *name)
+/* Whether the user's environment has the setting UCX_NAME. */
+static bool env_has_setting(const char *name)
 {
     char variable[64];
     snprintf(variable, sizeof(variable), "UCX_%s", name);
     return getenv(variable) != NULL;
 }
 
-static bool several_hosts(const tdm__transport_options *options)
+static bool options_has_several_hosts(const tdm__transport_options *options)
 {
     for (int i = 1; options->host_of && i < options->size; i++)
         if (options->host_of[i] != options->host_of[0]) return true;
     return false;
 }
 
-/* The network devices that are up, but for loopback: "eth0,eth1". False: there is none. */
-static bool devices(char *out, size_t bytes)
+/* The network devices that are up, without loopback: "eth0,eth1". False: there are none. */
+static bool network_devices_list(char *out, size_t bytes)
 {
     struct ifaddrs *list = NULL;
     out[0] = '\0';
@@ -96,41 +95,43 @@ static bool devices(char *out, size_t bytes)
     return used > 0;
 }
 
-/* Whether this machine has network cards that read and write memory themselves: they are better asked. */
-static bool has_rdma(void)
+/* Whether this machine has RDMA network cards: for them, a rendezvous is better. */
+static bool host_has_rdma(void)
 {
-    DIR *folder = opendir("/sys/class/infiniband");
+    DIR *directory = opendir("/sys/class/infiniband");
     bool found = false;
-    for (struct dirent *entry; folder && !found && (entry = readdir(folder));)
+    for (struct dirent *entry; directory && !found && (entry = readdir(directory));)
         found = entry->d_name[0] != '.';
-    if (folder) closedir(folder);
+    if (directory) closedir(directory);
     return found;
 }
 
-/* Whether messages of moderate size go to other hosts without being asked for. To be called when our own
- * settings are not in the environment. */
-static bool sends_unasked(const tdm__transport_options *options)
+/* Whether messages of moderate size are sent eagerly to other hosts. Must be called while our own settings
+ * are not in the environment. */
+static bool options_sends_eagerly(const tdm__transport_options *options)
 {
-    return several_hosts(options) && !user_says("RNDV_THRESH") && !has_rdma();
+    return options_has_several_hosts(options) && !env_has_setting("RNDV_THRESH") &&
+           !host_has_rdma();
 }
 
-/* `tls`: which of its transports UCX may use; NULL: as it likes, or as the user says. */
-static ucs_status_t configure(const tdm__transport_options *options, const char *tls,
-                              ucp_config_t **out)
+/* `tls`: the UCX transports to allow; NULL: UCX's or the user's choice. */
+static ucs_status_t ucx_configure(const tdm__transport_options *options, const char *tls,
+                                  ucp_config_t **out)
 {
-    if (!user_says("LOG_LEVEL")) ucs_global_opts_set_value("LOG_LEVEL", "fatal");
+    if (!env_has_setting("LOG_LEVEL")) ucs_global_opts_set_value("LOG_LEVEL", "fatal");
     ucp_config_t *config;
     ucs_status_t status = ucp_config_read(NULL, NULL, &config);
     if (status != UCS_OK) return status;
     char names[400];
-    if (!user_says("NET_DEVICES") && several_hosts(options) && devices(names, sizeof(names)))
+    if (!env_has_setting("NET_DEVICES") && options_has_several_hosts(options) &&
+        network_devices_list(names, sizeof(names)))
         ucp_config_modify(config, "NET_DEVICES", names);
     if (tls) ucp_config_modify(config, "TLS", tls);
     *out = config;
     return UCS_OK;
 }
 
-/* Puts our settings into the environment where the user has none; `set` says which. */
+/* Sets our settings in the environment unless the user has set them; `set` records which. */
 static void environment_set(bool set[SETTINGS])
 {
     char variable[64];
@@ -149,12 +150,13 @@ static void environment_put_back(const bool set[SETTINGS])
     }
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- creation and destruction ---------------------------------------------------------------- */
 
-static ucs_status_t make_worker(tdm__ucx *u, const tdm__transport_options *options, const char *tls)
+static ucs_status_t ucx_make_worker(tdm__ucx *u, const tdm__transport_options *options,
+                                    const char *tls)
 {
     ucp_config_t *config;
-    ucs_status_t status = configure(options, tls, &config);
+    ucs_status_t status = ucx_configure(options, tls, &config);
     if (status != UCS_OK) return status;
     ucp_params_t params = {
         .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS,
@@ -169,20 +171,20 @@ static ucs_status_t make_worker(tdm__ucx *u, const tdm__transport_options *optio
     return ucp_worker_create(u->context, &worker, &u->worker);
 }
 
-/* The worker, and what is heard from it. */
-static ucs_status_t start(tdm__ucx *u, const tdm__transport_options *options)
+/* Creates the worker and its handlers. */
+static ucs_status_t ucx_start(tdm__ucx *u, const tdm__transport_options *options)
 {
     bool set[SETTINGS];
     environment_set(set);
-    ucs_status_t status = make_worker(u, options, NULL);
+    ucs_status_t status = ucx_make_worker(u, options, NULL);
     bool is_short = status == UCS_ERR_NO_MEMORY || status == UCS_ERR_NO_RESOURCE;
-    if (is_short && !user_says("TLS")) {
-        /* Mostly that is a small /dev/shm, as containers have it. UCX can do without. */
+    if (is_short && !env_has_setting("TLS")) {
+        /* Usually /dev/shm is small, as in containers. UCX works without it. */
         if (u->context) ucp_cleanup(u->context);
         u->context = NULL;
         tdm_log(TDM_LOG_INFO, "comm",
-                "ucx: UCX finds no room in /dev/shm, and does without its transport 'posix'");
-        status = make_worker(u, options, "^posix");
+                "ucx: /dev/shm has too little space; UCX does not use its transport 'posix'");
+        status = ucx_make_worker(u, options, "^posix");
     }
     environment_put_back(set);
     if (status == UCS_OK) status = tdm__ucx_listen(u);
@@ -190,17 +192,17 @@ static ucs_status_t start(tdm__ucx *u, const tdm__transport_options *options)
     return status;
 }
 
-static void destroy(tdm__transport *transport)
+static void ucx_destroy(tdm__transport *transport)
 {
     tdm__ucx *u = (tdm__ucx *)transport;
     if (!u) return;
     tdm__ucx_pump_stop(u);
     if (u->unmet) {
-        /* UCX 1.13 ends the process when connections are closed while they are being made (assertions in
-         * wireup_ep.c, ucp_request.c and tcp_ep.c). Some memory and descriptors are the smaller loss. */
+        /* UCX 1.13 aborts the process if connections are closed while they are being made (assertions in
+         * wireup_ep.c, ucp_request.c and tcp_ep.c). Leaking memory and descriptors is the smaller loss. */
         tdm_log(TDM_LOG_INFO, "comm",
-                "UCX cannot close connections that were being made: left as "
-                "they are until this process ends");
+                "UCX cannot close connections that are being made: they stay open "
+                "until this process ends");
         return;
     }
     if (u->worker) {
@@ -223,14 +225,14 @@ static void destroy(tdm__transport *transport)
     free(u);
 }
 
-static void hurry(tdm__transport *transport)
+static void ucx_hurry(tdm__transport *transport)
 {
     ((tdm__ucx *)transport)->hurried = true;
 }
 
-/* UCX ends the process when it runs out of descriptors: it takes some to start, and up to two for each
- * connection, of which a world of moderate size makes all at once. */
-static bool descriptors_enough(const tdm__ucx *u)
+/* UCX aborts the process if it runs out of descriptors: it needs some to start, and up to two per
+ * connection; a world of moderate size makes all connections at once. */
+static bool ucx_has_descriptors(const tdm__ucx *u)
 {
     enum { STARTING = 26, MAX_PEERS = 128 };
     int peers = u->size <= MAX_PEERS ? u->size - 1 : MAX_PEERS;
@@ -244,7 +246,7 @@ static bool descriptors_enough(const tdm__ucx *u)
     return enough;
 }
 
-static tdm__ucx *allocate(const tdm__transport_options *options)
+static tdm__ucx *ucx_allocate(const tdm__transport_options *options)
 {
     tdm__ucx *u = calloc(1, sizeof(*u));
     if (!u) return NULL;
@@ -265,51 +267,53 @@ static tdm__ucx *allocate(const tdm__transport_options *options)
     u->peers = calloc((size_t)options->size, sizeof(*u->peers));
     for (int i = 0; u->peers && i < u->size; i++) u->peers[i].ucx = u;
     if (u->wake_fd >= 0 && u->stop_fd >= 0 && u->poll_fd >= 0 && u->peers) return u;
-    destroy(&u->transport);
+    ucx_destroy(&u->transport);
     return NULL;
 }
 
-static bool watch(const tdm__ucx *u, int fd)
+static bool ucx_watch_fd(const tdm__ucx *u, int fd)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
     return epoll_ctl(u->poll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-static tdm_status create(const tdm__transport_options *options, tdm__transport **out,
-                         uint8_t address[TDM__MAX_ADDRESS], size_t *address_bytes, tdm_error *err)
+static tdm_status ucx_create(const tdm__transport_options *options, tdm__transport **out,
+                             uint8_t address[TDM__MAX_ADDRESS], size_t *address_bytes,
+                             tdm_error *err)
 {
-    tdm__ucx *u = allocate(options);
-    if (!u) return tdm_fail(err, TDM_ERR_NO_MEMORY, "ucx: no memory or descriptors left");
+    tdm__ucx *u = ucx_allocate(options);
+    if (!u) return tdm_fail(err, TDM_ERR_NO_MEMORY, "ucx: out of memory or descriptors");
     tdm_status status = TDM_OK;
     size_t bytes = 0;
     ucs_status_t said = UCS_OK;
-    bool enough = descriptors_enough(u);
-    if (enough) said = start(u, options);
+    bool enough = ucx_has_descriptors(u);
+    if (enough) said = ucx_start(u, options);
     if (enough && said == UCS_OK) said = ucp_worker_get_address(u->worker, &u->address, &bytes);
     if (!enough)
         status = tdm_fail(err, TDM_ERR_SYSTEM,
-                          "ucx: too few file descriptors are left to start UCX; raise the limit on "
+                          "ucx: too few file descriptors to start UCX; raise the limit on "
                           "open files (ulimit -n)");
     else if (said != UCS_OK)
         status = tdm_fail(err, TDM_ERR_SYSTEM,
-                          "ucx: UCX cannot be started: %s%s; UCX_LOG_LEVEL=info makes it say more",
+                          "ucx: cannot start UCX: %s%s; set UCX_LOG_LEVEL=info for details",
                           ucs_status_string(said),
                           said == UCS_ERR_NO_MEMORY || said == UCS_ERR_NO_RESOURCE
-                              ? "; if /dev/shm is full or small, make it larger"
+                              ? "; if /dev/shm is full or small, enlarge it"
                               : "");
     else if (bytes > TDM__MAX_ADDRESS)
         status = tdm_fail(err, TDM_ERR_RANGE,
                           "ucx: the address of this rank has %zu bytes, more than %d; name fewer "
                           "devices in UCX_NET_DEVICES",
                           bytes, TDM__MAX_ADDRESS);
-    else if (!watch(u, u->event_fd) || !watch(u, u->wake_fd) || !tdm__ucx_pump_start(u))
-        status = tdm_fail(err, TDM_ERR_SYSTEM, "ucx: no thread or descriptor left: %s",
+    else if (!ucx_watch_fd(u, u->event_fd) || !ucx_watch_fd(u, u->wake_fd) ||
+             !tdm__ucx_pump_start(u))
+        status = tdm_fail(err, TDM_ERR_SYSTEM, "ucx: cannot create a thread or descriptor: %s",
                           strerror(errno));
     if (status != TDM_OK) {
-        destroy(&u->transport);
+        ucx_destroy(&u->transport);
         return status;
     }
-    bool unasked = options->host_of && sends_unasked(options);
+    bool unasked = options->host_of && options_sends_eagerly(options);
     for (int i = 0; i < u->size; i++)
         u->peers[i].is_eager = unasked && options->host_of[i] != options->host_of[u->rank];
     memcpy(address, u->address, bytes);
@@ -318,7 +322,7 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
     return TDM_OK;
 }
 
-static tdm_status connect_all(tdm__transport *transport, const uint8_t *const *addresses,
+static tdm_status ucx_connect(tdm__transport *transport, const uint8_t *const *addresses,
                               const size_t *address_bytes, tdm_error *err)
 {
     tdm__ucx *u = (tdm__ucx *)transport;
@@ -326,7 +330,7 @@ static tdm_status connect_all(tdm__transport *transport, const uint8_t *const *a
         if (address_bytes[i] == 0) continue;
         u->peers[i].address = malloc(address_bytes[i]);
         if (!u->peers[i].address)
-            return tdm_fail(err, TDM_ERR_NO_MEMORY, "ucx: no memory for the ranks' addresses");
+            return tdm_fail(err, TDM_ERR_NO_MEMORY, "ucx: out of memory for the ranks' addresses");
         memcpy(u->peers[i].address, addresses[i], address_bytes[i]);
     }
     tdm_status status = tdm__ucx_meet(u, err);
@@ -334,12 +338,12 @@ static tdm_status connect_all(tdm__transport *transport, const uint8_t *const *a
     return status;
 }
 
-/* ---- moving on, sleeping ----------------------------------------------------------------------- */
+/* ---- progress and sleep ------------------------------------------------------------------------ */
 
-static int progress(tdm__transport *transport)
+static int ucx_progress(tdm__transport *transport)
 {
     tdm__ucx *u = (tdm__ucx *)transport;
-    enum { MAX_TURNS = 16 }; /* the engine has other things to do, too */
+    enum { MAX_TURNS = 16 }; /* the engine has other work as well */
     int turns = 0;
     tdm__ucx_called(u);
     pthread_mutex_lock(&u->lock);
@@ -351,7 +355,7 @@ static int progress(tdm__transport *transport)
     return count;
 }
 
-static int arm(tdm__transport *transport)
+static int ucx_arm(tdm__transport *transport)
 {
     tdm__ucx *u = (tdm__ucx *)transport;
     tdm__ucx_called(u);
@@ -359,20 +363,19 @@ static int arm(tdm__transport *transport)
     bool queued = u->ended_first || u->unheard || u->lost;
     bool armed = !queued && ucp_worker_arm(u->worker) == UCS_OK;
     pthread_mutex_unlock(&u->lock);
-    uint64_t
-        rung; /* what was rung before is in the queues by now, or was meant for the last wait */
+    uint64_t rung; /* earlier signals are in the queues by now, or were for the last wait */
     if (read(u->wake_fd, &rung, sizeof(rung)) > 0) armed = false;
     return armed ? u->poll_fd : -1;
 }
 
-static void wait_for(tdm__transport *transport, double timeout_s)
+static void ucx_wait(tdm__transport *transport, double timeout_s)
 {
     tdm__ucx *u = (tdm__ucx *)transport;
     uint64_t active_ns = atomic_load_explicit(&u->active_ns, memory_order_relaxed);
     if (u->spins && tdm_clock_ns() - active_ns < SPIN_NS) return;
     if (timeout_s <= 0) return;
     atomic_fetch_add_explicit(&u->waiting, 1, memory_order_relaxed);
-    if (arm(transport) >= 0) {
+    if (ucx_arm(transport) >= 0) {
         struct pollfd fd = {.fd = u->poll_fd, .events = POLLIN};
         if (timeout_s > 3600) timeout_s = 3600;
         struct timespec limit = {.tv_sec = (time_t)timeout_s};
@@ -382,16 +385,16 @@ static void wait_for(tdm__transport *transport, double timeout_s)
     atomic_fetch_sub_explicit(&u->waiting, 1, memory_order_relaxed);
 }
 
-static void wake(tdm__transport *transport)
+static void ucx_wake(tdm__transport *transport)
 {
     tdm__ucx *u = (tdm__ucx *)transport;
     int before = errno;
     uint64_t one = 1;
-    if (write(u->wake_fd, &one, sizeof(one)) < 0) errno = before; /* full: it is rung already */
+    if (write(u->wake_fd, &one, sizeof(one)) < 0) errno = before; /* full: already signalled */
     errno = before;
 }
 
-static bool usable(char why[160], char library[TDM_LIBRARY_BYTES])
+static bool ucx_usable(char why[160], char library[TDM_LIBRARY_BYTES])
 {
     unsigned major, minor, patch;
     ucp_get_version(&major, &minor, &patch);
@@ -402,20 +405,20 @@ static bool usable(char why[160], char library[TDM_LIBRARY_BYTES])
 
 static const tdm__transport_ops transport_ucx = {
     .name = "ucx",
-    .about = "UCX: TCP, RDMA and whatever else it finds between hosts",
-    .usable = usable,
-    .create = create,
-    .connect = connect_all,
-    .destroy = destroy,
-    .hurry = hurry,
+    .about = "UCX: TCP, RDMA and other networks between hosts",
+    .usable = ucx_usable,
+    .create = ucx_create,
+    .connect = ucx_connect,
+    .destroy = ucx_destroy,
+    .hurry = ucx_hurry,
     .send = tdm__ucx_send,
     .take = tdm__ucx_take,
     .drop = tdm__ucx_drop,
     .forget = tdm__ucx_forget,
-    .progress = progress,
-    .wait = wait_for,
-    .wake = wake,
-    .arm = arm,
+    .progress = ucx_progress,
+    .wait = ucx_wait,
+    .wake = ucx_wake,
+    .arm = ucx_arm,
 };
 
 const tdm__module tdm_comm_module = {
