@@ -1,11 +1,12 @@
 /*
  * sim.h: a world of many ranks in one process, with one seed, in virtual time.
  *
- * Every rank is a coroutine that runs an ordinary function on an ordinary tdm_comm; engine, groups and
- * collectives are the real ones, only transport and control are simulated. Virtual time advances when
- * all ranks wait, so a deadline of 30 s costs nothing. All random choices come from the seed: the same
- * options give the same run, event by event, which `hash` proves. Latency, bandwidth, jitter, loss,
- * crashes, slow ranks and partitions are set by options or chosen at random.
+ * Every rank is a coroutine that runs an ordinary function on an ordinary tdm_comm; engine, groups
+ * and collectives are the real ones, only transport and control are simulated. Virtual time
+ * advances when all ranks wait, so a deadline of 30 s costs nothing. All random choices come from
+ * the seed: the same options give the same run, event by event, which `hash` proves. Latency,
+ * bandwidth, jitter, loss, crashes, slow ranks and partitions are set by options or chosen at
+ * random.
  */
 #ifndef TANDEM_SIM_H
 #define TANDEM_SIM_H

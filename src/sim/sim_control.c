@@ -1,11 +1,11 @@
 /*
- * sim_control.c: what simulated ranks hear of each other beside messages.
+ * sim_control.c: the simulated control connection.
  *
- * News travels as events that take about twice a message's way (to a hub and on), and is held back by
- * partitions and cuts between the rank it is about and the one that hears it. A rank gets it in its
- * own coroutine, when it waits or computes, which is what the control thread is to a real one. A crash
- * is told by the control after detect_s; or, as drawn for each rank, by the transport then and by the
- * control after the same time again: both orders must be right.
+ * News travels as events that take about twice the time of a message (to a hub and back), and is
+ * delayed by partitions and cuts between its subject and the recipient. A rank receives it in its
+ * own coroutine, when it waits or computes, which corresponds to the control thread of a real rank.
+ * A crash is reported by the control after detect_s; or, chosen at random for each rank, by the
+ * transport then and by the control after twice that time: both orders must work.
  */
 #include "sim/sim.h"
 
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* From this many ranks on, all hear a piece of news at the same time, by one event. */
+/* With at least this many ranks, all receive news at the same time, by one event. */
 enum { MAX_APART = 64 };
 
 void tdm__sim_news_release(tdm__sim_news *news)
@@ -22,7 +22,7 @@ void tdm__sim_news_release(tdm__sim_news *news)
     if (--news->references == 0) free(news);
 }
 
-static tdm__sim_news *new_news(tdm__sim *sim, tdm__news news)
+static tdm__sim_news *news_create(tdm__sim *sim, tdm__news news)
 {
     size_t length = strlen(news.text);
     tdm__sim_news *copy = malloc(sizeof *copy + length + 1);
@@ -37,14 +37,14 @@ static tdm__sim_news *new_news(tdm__sim *sim, tdm__news news)
     return copy;
 }
 
-static bool hears(const tdm__sim_rank *rank)
+static bool rank_receives_news(const tdm__sim_rank *rank)
 {
     return !rank->no_control && rank->state != TDM__SIM_CRASHED;
 }
 
-/* ---- telling ----------------------------------------------------------------------------------- */
+/* ---- sending news ---------------------------------------------------------------------------- */
 
-static void tell_one(tdm__sim *sim, int to, tdm__sim_news *news, double time_s)
+static void news_send_one(tdm__sim *sim, int to, tdm__sim_news *news, double time_s)
 {
     news->references++;
     tdm__sim_post(sim, (tdm__sim_event){.time_s = time_s,
@@ -54,7 +54,7 @@ static void tell_one(tdm__sim *sim, int to, tdm__sim_news *news, double time_s)
                                         .news = news});
 }
 
-static double way_s(tdm__sim *sim)
+static double news_travel_s(tdm__sim *sim)
 {
     double jitter_s = sim->options.jitter_s > 0.0
                           ? sim->options.jitter_s * tdm_rng_uniform(&sim->rng)
@@ -62,27 +62,27 @@ static double way_s(tdm__sim *sim)
     return 2.0 * sim->options.latency_s + jitter_s;
 }
 
-/* To all but the rank that it is about. */
-static void tell_all(tdm__sim *sim, tdm__news what)
+/* To all ranks except its subject. */
+static void news_send_all(tdm__sim *sim, tdm__news what)
 {
-    tdm__sim_news *news = new_news(sim, what);
+    tdm__sim_news *news = news_create(sim, what);
     if (!news) return;
     if (sim->options.size > MAX_APART) {
         news->references++;
-        tdm__sim_post(sim, (tdm__sim_event){.time_s = sim->now_s + way_s(sim),
+        tdm__sim_post(sim, (tdm__sim_event){.time_s = sim->now_s + news_travel_s(sim),
                                             .kind = TDM__SIM_NEWS_ALL,
                                             .other = what.rank,
                                             .news = news});
     } else {
         for (int i = 0; i < sim->options.size; i++)
-            if (i != what.rank && hears(&sim->ranks[i]))
-                tell_one(sim, i, news, sim->now_s + way_s(sim));
+            if (i != what.rank && rank_receives_news(&sim->ranks[i]))
+                news_send_one(sim, i, news, sim->now_s + news_travel_s(sim));
     }
     tdm__sim_news_release(news);
 }
 
-/* `missing` -1: all came. */
-static void end_exchange(tdm__sim *sim, int rank, int missing, double time_s)
+/* `missing` -1: complete. */
+static void exchange_end(tdm__sim *sim, int rank, int missing, double time_s)
 {
     tdm__sim_post(
         sim,
@@ -93,13 +93,13 @@ void tdm__sim_tell_lost(tdm__sim *sim, int who)
 {
     char text[96];
     snprintf(text, sizeof text, "it crashed at %.6f s of simulated time", sim->now_s);
-    tdm__sim_news *news = new_news(sim,
-                                   (tdm__news){.kind = TDM__NEWS_LOST, .rank = who, .text = text});
+    tdm__sim_news *news = news_create(
+        sim, (tdm__news){.kind = TDM__NEWS_LOST, .rank = who, .text = text});
     if (!news) return;
     double detect_s = sim->options.detect_s;
     for (int i = 0; i < sim->options.size; i++) {
         tdm__sim_rank *rank = &sim->ranks[i];
-        if (i == who || !hears(rank)) continue;
+        if (i == who || !rank_receives_news(rank)) continue;
         bool by_transport = (tdm_rng_u32(&sim->rng) & 1u) != 0;
         double open_s = tdm__sim_open_s(sim, i, who, sim->now_s + detect_s);
         if (!isfinite(open_s)) continue;
@@ -107,21 +107,21 @@ void tdm__sim_tell_lost(tdm__sim *sim, int who)
             tdm__sim_post(sim,
                           (tdm__sim_event){
                               .time_s = open_s, .kind = TDM__SIM_CUT_OFF, .rank = i, .other = who});
-        tell_one(sim, i, news, by_transport ? open_s + detect_s : open_s);
-        if (rank->in_exchange && !sim->meeting[who]) end_exchange(sim, i, who, open_s);
+        news_send_one(sim, i, news, by_transport ? open_s + detect_s : open_s);
+        if (rank->in_exchange && !sim->meeting[who]) exchange_end(sim, i, who, open_s);
     }
     tdm__sim_news_release(news);
 }
 
-/* ---- hearing ----------------------------------------------------------------------------------- */
+/* ---- receiving news -------------------------------------------------------------------------- */
 
-static void deliver(tdm__sim *sim, int to, tdm__sim_news *news)
+static void news_deliver(tdm__sim *sim, int to, tdm__sim_news *news)
 {
     tdm__sim_rank *rank = &sim->ranks[to];
-    if (!hears(rank)) return;
+    if (!rank_receives_news(rank)) return;
     double open_s = tdm__sim_open_s(sim, to, news->news.rank, sim->now_s);
     if (open_s > sim->now_s) {
-        if (isfinite(open_s)) tell_one(sim, to, news, open_s + sim->options.latency_s);
+        if (isfinite(open_s)) news_send_one(sim, to, news, open_s + sim->options.latency_s);
         return;
     }
     struct tdm__sim_datagram *letter = malloc(sizeof *letter);
@@ -139,10 +139,10 @@ static void deliver(tdm__sim *sim, int to, tdm__sim_news *news)
 void tdm__sim_control_event(tdm__sim *sim, const tdm__sim_event *event)
 {
     if (event->kind == TDM__SIM_NEWS_TO) {
-        deliver(sim, event->rank, event->news);
+        news_deliver(sim, event->rank, event->news);
     } else if (event->kind == TDM__SIM_NEWS_ALL) {
         for (int i = 0; i < sim->options.size; i++)
-            if (i != event->other) deliver(sim, i, event->news);
+            if (i != event->other) news_deliver(sim, i, event->news);
     } else { /* MEET */
         tdm__sim_rank *rank = &sim->ranks[event->rank];
         if (!rank->in_exchange || rank->exchange_done) return;
@@ -152,7 +152,7 @@ void tdm__sim_control_event(tdm__sim *sim, const tdm__sim_event *event)
     }
 }
 
-static struct tdm__sim_datagram *take_letter(tdm__sim_rank *rank)
+static struct tdm__sim_datagram *rank_take_news(tdm__sim_rank *rank)
 {
     struct tdm__sim_datagram *letter = rank->letters;
     if (!letter) return NULL;
@@ -164,7 +164,7 @@ static struct tdm__sim_datagram *take_letter(tdm__sim_rank *rank)
 void tdm__sim_hear(tdm__sim_rank *rank)
 {
     while (rank->control && rank->control->events.news && rank->letters) {
-        struct tdm__sim_datagram *letter = take_letter(rank);
+        struct tdm__sim_datagram *letter = rank_take_news(rank);
         rank->control->events.news(rank->control->events.user, &letter->news->news);
         tdm__sim_news_release(letter->news);
         free(letter);
@@ -173,7 +173,7 @@ void tdm__sim_hear(tdm__sim_rank *rank)
 
 void tdm__sim_control_clear(tdm__sim_rank *rank)
 {
-    for (struct tdm__sim_datagram *letter; (letter = take_letter(rank)) != NULL;) {
+    for (struct tdm__sim_datagram *letter; (letter = rank_take_news(rank)) != NULL;) {
         tdm__sim_news_release(letter->news);
         free(letter);
     }
@@ -182,10 +182,10 @@ void tdm__sim_control_clear(tdm__sim_rank *rank)
     rank->no_control = true;
 }
 
-/* ---- the exchange ------------------------------------------------------------------------------ */
+/* ---- the exchange ---------------------------------------------------------------------------- */
 
-/* The last one has come: what all brought is what each gets, and the next exchange may begin. */
-static void complete(tdm__sim *sim)
+/* The last rank has arrived: its block completes the exchange, and the next one may start. */
+static void exchange_complete(tdm__sim *sim)
 {
     int size = sim->options.size;
     for (int i = 0; i < size; i++) {
@@ -199,35 +199,35 @@ static void complete(tdm__sim *sim)
         double open_s = sim->now_s;
         for (int i = 0; i < size && sim->options.fault_count > 0; i++)
             open_s = fmax(open_s, tdm__sim_open_s(sim, i, to, sim->now_s));
-        if (isfinite(open_s)) end_exchange(sim, to, -1, open_s + 2.0 * sim->options.latency_s);
+        if (isfinite(open_s)) exchange_end(sim, to, -1, open_s + 2.0 * sim->options.latency_s);
     }
 }
 
-static size_t aligned(size_t bytes)
+static size_t block_aligned_bytes(size_t bytes)
 {
     return (bytes + 15) / 16 * 16;
 }
 
-/* What all brought, for one of them to keep: pointers, and the blocks behind them. */
-static tdm_status hand_out(const tdm__sim *sim, uint8_t ***out_all, size_t **out_bytes,
-                           tdm_error *err)
+/* Copies the result of an exchange for one rank: pointers, followed by the blocks. */
+static tdm_status exchange_copy_result(const tdm__sim *sim, uint8_t ***out_all, size_t **out_bytes,
+                                       tdm_error *err)
 {
     size_t size = (size_t)sim->options.size;
-    size_t total = aligned(size * sizeof(uint8_t *));
-    for (size_t i = 0; i < size; i++) total += aligned(sim->met_bytes[i]);
+    size_t total = block_aligned_bytes(size * sizeof(uint8_t *));
+    for (size_t i = 0; i < size; i++) total += block_aligned_bytes(sim->met_bytes[i]);
     uint8_t **all = malloc(total);
     size_t *bytes = malloc(size * sizeof *bytes);
     if (!all || !bytes) {
         free(all);
         free(bytes);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: no memory for an exchange");
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for an exchange");
     }
-    uint8_t *block = (uint8_t *)all + aligned(size * sizeof(uint8_t *));
+    uint8_t *block = (uint8_t *)all + block_aligned_bytes(size * sizeof(uint8_t *));
     for (size_t i = 0; i < size; i++) {
         all[i] = block;
         bytes[i] = sim->met_bytes[i];
         memcpy(block, sim->met[i], bytes[i]);
-        block += aligned(bytes[i]);
+        block += block_aligned_bytes(bytes[i]);
     }
     *out_all = all;
     *out_bytes = bytes;
@@ -240,35 +240,40 @@ static tdm_status sim_exchange(tdm__control *control, const void *mine, size_t b
     tdm__sim_rank *rank = ((tdm__sim_control *)control)->rank;
     tdm__sim *sim = rank->sim;
     uint8_t *copy = malloc(bytes + 1);
-    if (!copy) return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: no memory for an exchange");
+    if (!copy) return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for an exchange");
     if (bytes > 0) memcpy(copy, mine, bytes);
+
     if (sim->meeting[rank->rank])
-        free(sim->meeting[rank->rank]); /* from one that failed */
+        free(sim->meeting[rank->rank]); /* left from a failed exchange */
     else
         sim->meeting_count++;
     sim->meeting[rank->rank] = copy;
     sim->meeting_bytes[rank->rank] = bytes;
     rank->in_exchange = true;
     rank->exchange_done = false;
+
     if (sim->meeting_count == sim->options.size) {
-        complete(sim);
+        exchange_complete(sim);
     } else {
         for (int i = 0; i < sim->options.size; i++)
             if (sim->ranks[i].state == TDM__SIM_CRASHED && !sim->meeting[i])
-                end_exchange(sim, rank->rank, i, sim->now_s + sim->options.detect_s);
+                exchange_end(sim, rank->rank, i, sim->now_s + sim->options.detect_s);
     }
+
     double end_s = sim->now_s + sim->options.deadline_s;
     while (!rank->exchange_done && sim->now_s < end_s && !rank->dead) tdm__sim_wait(rank, end_s);
     rank->in_exchange = false;
+
     if (!rank->exchange_done)
-        return tdm_fail(err, TDM_ERR_PEER_TIMEOUT, "sim: not all ranks came within %g s",
+        return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
+                        "sim: not all ranks joined the exchange within %g s",
                         sim->options.deadline_s);
     if (rank->exchange_missing >= 0)
         return tdm_fail(err, TDM_ERR_PEER_FAILED, "sim: rank %d crashed", rank->exchange_missing);
-    return hand_out(sim, out_all, out_bytes, err);
+    return exchange_copy_result(sim, out_all, out_bytes, err);
 }
 
-/* ---- the rest of the table --------------------------------------------------------------------- */
+/* ---- other operations ------------------------------------------------------------------------ */
 
 static void sim_listen(tdm__control *control, const tdm__control_events *events)
 {
@@ -279,15 +284,15 @@ static void sim_broken(tdm__control *control, uint32_t group, tdm_status status,
 {
     tdm__sim_rank *rank = ((tdm__sim_control *)control)->rank;
     if (rank->dead) return;
-    tell_all(rank->sim, (tdm__news){.kind = TDM__NEWS_BROKEN,
-                                    .rank = rank->rank,
-                                    .group = group,
-                                    .status = status,
-                                    .text = text ? text : ""});
+    news_send_all(rank->sim, (tdm__news){.kind = TDM__NEWS_BROKEN,
+                                         .rank = rank->rank,
+                                         .group = group,
+                                         .status = status,
+                                         .text = text ? text : ""});
 }
 
-/* What one rank did last, as far as `from` can know. */
-static void report_one(const tdm__sim *sim, int from, int about, char *out, size_t bytes)
+/* What one rank did last, as far as `from` can know it. */
+static void rank_describe(const tdm__sim *sim, int from, int about, char *out, size_t bytes)
 {
     const tdm__sim_rank *rank = &sim->ranks[about];
     char last[256] = "";
@@ -316,7 +321,7 @@ static void sim_report(tdm__control *control, const int *ranks, int count, char 
     out[0] = 0;
     for (int i = 0; i < count && used + 1 < bytes; i++) {
         char line[400];
-        report_one(rank->sim, rank->rank, ranks[i], line, sizeof line);
+        rank_describe(rank->sim, rank->rank, ranks[i], line, sizeof line);
         int length = snprintf(out + used, bytes - used, "%s%s", i > 0 ? "; " : "", line);
         if (length < 0) break;
         used += (size_t)length;
@@ -327,7 +332,8 @@ static void sim_close(tdm__control *control)
 {
     tdm__sim_rank *rank = ((tdm__sim_control *)control)->rank;
     if (!rank->dead)
-        tell_all(rank->sim, (tdm__news){.kind = TDM__NEWS_LEFT, .rank = rank->rank, .text = ""});
+        news_send_all(rank->sim,
+                      (tdm__news){.kind = TDM__NEWS_LEFT, .rank = rank->rank, .text = ""});
     tdm__sim_control_clear(rank);
 }
 
@@ -342,7 +348,8 @@ static const tdm__control_ops control_ops = {
 tdm_status tdm__sim_control_make(tdm__sim_rank *rank, tdm__control **out, tdm_error *err)
 {
     tdm__sim_control *control = calloc(1, sizeof *control);
-    if (!control) return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: no memory for rank %d", rank->rank);
+    if (!control)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for rank %d", rank->rank);
     control->base = (tdm__control){.ops = &control_ops,
                                    .rank = rank->rank,
                                    .size = rank->sim->options.size,

@@ -1,11 +1,11 @@
 /*
- * sim_fiber.c: coroutines: stacks of their own, and switches between them and the scheduler.
+ * sim_fiber.c: coroutines: their stacks, and switches between them and the scheduler.
  *
- * All stacks lie in one mapping, each with a guard page below it, so that one that overflows faults
- * instead of running into its neighbour. A coroutine is begun by ucontext. After that, switches are
- * _setjmp and _longjmp, because swapcontext enters the kernel each time; builds with a sanitizer use
- * swapcontext throughout, and tell the sanitizer of each switch. A coroutine that never comes to its
- * end is given back with its stack.
+ * All stacks are in one mapping, each with a guard page below it, so that an overflow faults
+ * instead of overwriting another stack. A coroutine is started with ucontext. After that, switches
+ * use _setjmp and _longjmp, because swapcontext enters the kernel each time; builds with a
+ * sanitizer always use swapcontext and notify the sanitizer of each switch. A coroutine that never
+ * ends is freed with its stack.
  */
 #include "sim/sim.h"
 
@@ -43,10 +43,10 @@ struct tdm__fiber {
     bool begun;
 #if SWAP_CONTEXTS
     ucontext_t self, scheduler;
-    void *fake_stack, *scheduler_fake_stack; /* the address sanitizer's */
+    void *fake_stack, *scheduler_fake_stack; /* for the address sanitizer */
     const void *scheduler_stack;
     size_t scheduler_stack_bytes;
-    void *thread, *scheduler_thread; /* the thread sanitizer's */
+    void *thread, *scheduler_thread; /* for the thread sanitizer */
 #else
     jmp_buf self, scheduler;
 #endif
@@ -60,16 +60,18 @@ tdm_status tdm__fibers_init(tdm__fibers *fibers, int count, size_t stack_bytes, 
     fibers->region_bytes = fibers->pitch * (size_t)count;
     fibers->list = calloc((size_t)count, sizeof *fibers->list);
     if (!fibers->list)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: no memory for %d coroutines", count);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for %d coroutines", count);
+
     void *region = mmap(NULL, fibers->region_bytes, PROT_NONE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (region == MAP_FAILED) {
         free(fibers->list);
         return tdm_fail(err, TDM_ERR_NO_MEMORY,
-                        "sim: no address space for %d stacks of %zu bytes: ask for smaller ones",
+                        "sim: no address space for %d stacks of %zu bytes: reduce stack_bytes",
                         count, bytes);
     }
     fibers->region = region;
+
     for (int i = 0; i < count; i++) {
         tdm__fiber *fiber = &fibers->list[i];
         fiber->stack = fibers->region + (size_t)i * fibers->pitch + page;
@@ -77,7 +79,7 @@ tdm_status tdm__fibers_init(tdm__fibers *fibers, int count, size_t stack_bytes, 
         if (mprotect(fiber->stack, bytes, PROT_READ | PROT_WRITE) != 0) {
             tdm__fibers_release(fibers);
             return tdm_fail(err, TDM_ERR_NO_MEMORY,
-                            "sim: the system allows no more than %d stacks (vm.max_map_count)", i);
+                            "sim: the system allows only %d stacks (vm.max_map_count)", i);
         }
     }
     return TDM_OK;
@@ -104,7 +106,7 @@ void tdm__fiber_set(tdm__fibers *fibers, int index, void (*entry)(void *), void 
 }
 
 /* makecontext passes ints only. */
-static void begin(unsigned high, unsigned low)
+static void fiber_main(unsigned high, unsigned low)
 {
     uintptr_t address = ((uintptr_t)high << 16 << 16) | (uintptr_t)low;
     tdm__fiber *fiber = (tdm__fiber *)address;
@@ -114,14 +116,14 @@ static void begin(unsigned high, unsigned low)
     fiber->entry(fiber->argument);
 }
 
-static void prepare(tdm__fiber *fiber, ucontext_t *context)
+static void fiber_prepare(tdm__fiber *fiber, ucontext_t *context)
 {
     uintptr_t address = (uintptr_t)fiber;
     getcontext(context);
     context->uc_stack.ss_sp = fiber->stack;
     context->uc_stack.ss_size = fiber->stack_bytes;
     context->uc_link = NULL;
-    makecontext(context, (void (*)(void))begin, 2, (unsigned)(address >> 16 >> 16),
+    makecontext(context, (void (*)(void))fiber_main, 2, (unsigned)(address >> 16 >> 16),
                 (unsigned)address);
     fiber->begun = true;
 }
@@ -131,7 +133,7 @@ static void prepare(tdm__fiber *fiber, ucontext_t *context)
 void tdm__fiber_enter(tdm__fibers *fibers, int index)
 {
     tdm__fiber *fiber = &fibers->list[index];
-    if (!fiber->begun) prepare(fiber, &fiber->self);
+    if (!fiber->begun) fiber_prepare(fiber, &fiber->self);
 #if FOR_TSAN
     if (!fiber->thread) fiber->thread = __tsan_create_fiber(0);
     fiber->scheduler_thread = __tsan_get_current_fiber();
@@ -146,7 +148,7 @@ void tdm__fiber_enter(tdm__fibers *fibers, int index)
 #endif
 }
 
-static void leave(tdm__fiber *fiber, bool ends)
+static void fiber_switch_back(tdm__fiber *fiber, bool ends)
 {
 #if FOR_TSAN
     __tsan_switch_to_fiber(fiber->scheduler_thread, 0);
@@ -171,12 +173,12 @@ void tdm__fiber_enter(tdm__fibers *fibers, int index)
     if (_setjmp(fiber->scheduler) != 0) return;
     if (fiber->begun) _longjmp(fiber->self, 1);
     ucontext_t context;
-    prepare(fiber, &context);
+    fiber_prepare(fiber, &context);
     setcontext(&context);
-    abort(); /* setcontext fails for a bad argument only */
+    abort(); /* setcontext fails only for an invalid argument */
 }
 
-static void leave(tdm__fiber *fiber, bool ends)
+static void fiber_switch_back(tdm__fiber *fiber, bool ends)
 {
     (void)ends;
     if (_setjmp(fiber->self) == 0) _longjmp(fiber->scheduler, 1);
@@ -186,11 +188,11 @@ static void leave(tdm__fiber *fiber, bool ends)
 
 void tdm__fiber_leave(tdm__fibers *fibers, int index)
 {
-    leave(&fibers->list[index], false);
+    fiber_switch_back(&fibers->list[index], false);
 }
 
 void tdm__fiber_end(tdm__fibers *fibers, int index)
 {
-    leave(&fibers->list[index], true);
-    abort(); /* nobody enters it again */
+    fiber_switch_back(&fibers->list[index], true);
+    abort(); /* never entered again */
 }

@@ -1,14 +1,14 @@
 /*
- * sim_heap.c: the events that are to come: a binary heap ordered by (time, number).
+ * sim_heap.c: future events: a binary heap ordered by (time, number).
  *
- * Numbers are given in the order of posting, so that the order of events is total, and the same in
- * every run. A lack of memory is noted and ends the run.
+ * Numbers are assigned in the order of posting, so the order of events is total and the same in
+ * every run. A lack of memory is recorded and ends the run.
  */
 #include "sim/sim.h"
 
 #include <stdlib.h>
 
-static bool before(const tdm__sim_event *a, const tdm__sim_event *b)
+static bool event_precedes(const tdm__sim_event *a, const tdm__sim_event *b)
 {
     if (a->time_s < b->time_s) return true;
     if (b->time_s < a->time_s) return false;
@@ -38,7 +38,7 @@ void tdm__sim_post(tdm__sim *sim, tdm__sim_event event)
     size_t at = sim->heap_count++;
     while (at > 0) {
         size_t above = (at - 1) / 2;
-        if (!before(&event, &sim->heap[above])) break;
+        if (!event_precedes(&event, &sim->heap[above])) break;
         sim->heap[at] = sim->heap[above];
         at = above;
     }
@@ -54,9 +54,9 @@ bool tdm__sim_next(tdm__sim *sim, tdm__sim_event *out)
     for (;;) {
         size_t below = 2 * at + 1;
         if (below >= sim->heap_count) break;
-        if (below + 1 < sim->heap_count && before(&sim->heap[below + 1], &sim->heap[below]))
+        if (below + 1 < sim->heap_count && event_precedes(&sim->heap[below + 1], &sim->heap[below]))
             below++;
-        if (!before(&sim->heap[below], &last)) break;
+        if (!event_precedes(&sim->heap[below], &last)) break;
         sim->heap[at] = sim->heap[below];
         at = below;
     }

@@ -1,21 +1,23 @@
 /*
- * sim_run.c: tdm_sim_run: a comm for each simulated rank, and the caller's function on it.
+ * sim_run.c: tdm_sim_run: creates a comm for each simulated rank and runs the caller's function on
+ * it.
  *
- * Each coroutine makes its comm on the simulator's transport and control, runs the function, and closes
- * the comm, as a program would. The comm of a rank that crashed or hangs is closed when the run is
- * over. tdm_sim_compute stands for work beside which a real comm's progress thread moves calls on: it
- * does so whenever something arrives.
+ * Each coroutine creates its comm on the simulator's transport and control, runs the function, and
+ * closes the comm, as a program would. The comm of a rank that crashed or hangs is closed after the
+ * run. tdm_sim_compute represents work during which the progress thread of a real comm advances
+ * calls: it does so whenever something arrives.
  */
 #include "comm/engine.h"
 #include "sim/sim.h"
 
 #include <stdlib.h>
 
-static tdm_status assemble(tdm__sim_rank *rank, tdm_error *err)
+static tdm_status rank_open_comm(tdm__sim_rank *rank, tdm_error *err)
 {
     const tdm_sim_options *o = &rank->sim->options;
     int *host_of = malloc((size_t)o->size * sizeof *host_of);
-    if (!host_of) return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: no memory for rank %d", rank->rank);
+    if (!host_of)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for rank %d", rank->rank);
     for (int i = 0; i < o->size; i++) host_of[i] = i / o->ranks_per_host;
     tdm__comm_parts parts = {
         .make = tdm__sim_transport_make, .context = rank, .host_of = host_of, .no_threads = true};
@@ -32,19 +34,19 @@ static tdm_status assemble(tdm__sim_rank *rank, tdm_error *err)
     return tdm__comm_assemble(&options, &parts, &rank->comm, err);
 }
 
-static void body(tdm__sim_rank *rank)
+static void rank_run(tdm__sim_rank *rank)
 {
-    if (assemble(rank, &rank->error) != TDM_OK) return;
+    if (rank_open_comm(rank, &rank->error) != TDM_OK) return;
     rank->sim->fn(rank->comm, rank->sim->user);
     rank->closing = true;
     tdm_comm_close(rank->comm);
     rank->comm = NULL;
 }
 
-static void bury(tdm__sim_rank *rank)
+static void rank_release_dead(tdm__sim_rank *rank)
 {
     if (!rank->comm || rank->closing) return;
-    rank->comm->polled = false; /* it was the coroutine that slept in the transport */
+    rank->comm->polled = false; /* the coroutine was sleeping in the transport */
     tdm_comm_close(rank->comm);
     rank->comm = NULL;
 }
@@ -54,14 +56,14 @@ tdm_status tdm_sim_run(const tdm_sim_options *options, tdm_sim_fn fn, void *user
 {
     tdm__sim sim;
     TDM_TRY(tdm__sim_init(&sim, options, err));
-    sim.body = body;
-    sim.bury = bury;
+    sim.body = rank_run;
+    sim.bury = rank_release_dead;
     sim.fn = fn;
     sim.user = user;
     tdm_status status = tdm__sim_loop(&sim, err);
     for (int i = 0; i < sim.options.size && status == TDM_OK; i++)
         if (sim.ranks[i].error.status != TDM_OK)
-            status = tdm_fail(err, sim.ranks[i].error.status, "sim: rank %d could not begin: %s", i,
+            status = tdm_fail(err, sim.ranks[i].error.status, "sim: rank %d could not start: %s", i,
                               sim.ranks[i].error.message);
     tdm_sim_result result = sim.result;
     tdm__sim_release(&sim);
@@ -69,7 +71,7 @@ tdm_status tdm_sim_run(const tdm_sim_options *options, tdm_sim_fn fn, void *user
     return status;
 }
 
-static tdm__sim_rank *rank_of(const tdm_comm *comm)
+static tdm__sim_rank *comm_sim_rank(const tdm_comm *comm)
 {
     const tdm__transport *transport = comm->transport;
     return transport->ops == &tdm__transport_sim ? ((const tdm__sim_transport *)transport)->rank
@@ -78,13 +80,13 @@ static tdm__sim_rank *rank_of(const tdm_comm *comm)
 
 double tdm_sim_now_s(const tdm_comm *comm)
 {
-    const tdm__sim_rank *rank = rank_of(comm);
+    const tdm__sim_rank *rank = comm_sim_rank(comm);
     return rank ? rank->sim->now_s : tdm_clock_s();
 }
 
 void tdm_sim_compute(tdm_comm *comm, double seconds)
 {
-    tdm__sim_rank *rank = rank_of(comm);
+    tdm__sim_rank *rank = comm_sim_rank(comm);
     if (!rank || rank->dead || !(seconds > 0.0)) return;
     tdm__sim *sim = rank->sim;
     double end_s = sim->now_s + seconds * tdm__sim_slowness(sim, rank->rank, sim->now_s);

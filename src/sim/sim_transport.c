@@ -1,15 +1,16 @@
 /*
  * sim_transport.c: messages between simulated ranks.
  *
- * Small payloads travel with their head: send() copies them, sent() follows when the last byte has
- * left, whatever becomes of the message. Large ones wait at the sender: the head arrives, take() sends
- * word back, the payload crosses from buffer to buffer, and only then are sent() and received() called.
- * So whoever relies on a send ending before its receiver takes it is found out here. What happens to a
- * rank while it does not run lies in its inbox as notes, which progress() turns into callbacks.
+ * Small payloads are sent with their head: send() copies them, and sent() follows when the last
+ * byte has left, whatever happens to the message. Large ones stay at the sender: the head arrives,
+ * take() sends a request back, the payload is copied from buffer to buffer, and only then are
+ * sent() and received() called. So code that relies on a send ending before its receiver takes it
+ * fails here. Events for a rank that is not running are notes in its inbox, which progress() turns
+ * into callbacks.
  *
  * Invariants: a message lives while an event, a note, a list or the engine refers to it. `data` and
- * `cookie` are read only while sender_ended is false; `into` and `take_cookie` only between take() and
- * receiver_ended.
+ * `cookie` are read only while sender_ended is false; `into` and `take_cookie` only between take()
+ * and receiver_ended.
  */
 #include "comm/engine.h"
 #include "sim/sim.h"
@@ -18,8 +19,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A rank that looks again and again without waiting would stop time: after so many looks that found
- * nothing it waits for a moment, and longer each time. */
+/* A rank that polls without waiting would stop time: after this many polls that found nothing it
+ * waits for a moment, and longer each time. */
 enum { LOOKS_FREE = 8 };
 #define MIN_PAUSE_S 1e-6
 #define MAX_PAUSE_S 1e-3
@@ -39,26 +40,26 @@ void tdm__sim_free_spent(tdm__sim *sim)
     }
 }
 
-static tdm__arrival *hold(tdm__arrival *message)
+static tdm__arrival *message_hold(tdm__arrival *message)
 {
     message->references++;
     return message;
 }
 
-static double pause_s(int count)
+static double polls_pause_s(int count)
 {
     return fmin(MAX_PAUSE_S, ldexp(MIN_PAUSE_S, count < 20 ? count : 20));
 }
 
-static tdm__sim_rank *rank_of(tdm__transport *transport)
+static tdm__sim_rank *transport_sim_rank(tdm__transport *transport)
 {
     return ((tdm__sim_transport *)transport)->rank;
 }
 
-/* ---- notes ------------------------------------------------------------------------------------- */
+/* ---- notes ----------------------------------------------------------------------------------- */
 
-static void put_note(tdm__sim_rank *rank, tdm__sim_note_kind kind, tdm_status status, int peer,
-                     tdm__arrival *message)
+static void rank_put_note(tdm__sim_rank *rank, tdm__sim_note_kind kind, tdm_status status, int peer,
+                          tdm__arrival *message)
 {
     if (rank->no_transport) return;
     tdm__sim_note *note = malloc(sizeof *note);
@@ -67,13 +68,13 @@ static void put_note(tdm__sim_rank *rank, tdm__sim_note_kind kind, tdm_status st
         return;
     }
     *note = (tdm__sim_note){.kind = kind, .status = status, .peer = peer};
-    if (message) note->message = hold(message);
+    if (message) note->message = message_hold(message);
     *rank->inbox_end = note;
     rank->inbox_end = &note->next;
     tdm__sim_wake(rank);
 }
 
-static tdm__sim_note *take_note(tdm__sim_rank *rank)
+static tdm__sim_note *rank_take_note(tdm__sim_rank *rank)
 {
     tdm__sim_note *note = rank->inbox;
     if (!note) return NULL;
@@ -82,9 +83,9 @@ static tdm__sim_note *take_note(tdm__sim_rank *rank)
     return note;
 }
 
-/* ---- the ends of a message --------------------------------------------------------------------- */
+/* ---- the end of a message -------------------------------------------------------------------- */
 
-static void end_send(tdm__arrival *message)
+static void message_end_send(tdm__arrival *message)
 {
     message->sender_ended = true;
     *message->send_link = message->send_next;
@@ -92,7 +93,7 @@ static void end_send(tdm__arrival *message)
     tdm__sim_message_release(message);
 }
 
-static void end_take(tdm__arrival *message)
+static void message_end_take(tdm__arrival *message)
 {
     message->receiver_ended = true;
     *message->take_link = message->take_next;
@@ -100,27 +101,27 @@ static void end_take(tdm__arrival *message)
     tdm__sim_message_release(message);
 }
 
-/* Calls back; the cookie is read before the message may be gone. */
-static void call_sent(tdm__sim_rank *rank, tdm__arrival *message, tdm_status status)
+/* Calls back; reads the cookie before the message may be freed. */
+static void rank_call_sent(tdm__sim_rank *rank, tdm__arrival *message, tdm_status status)
 {
     void *cookie = message->cookie;
-    end_send(message);
+    message_end_send(message);
     rank->transport->events.sent(rank->transport->events.user, cookie, status);
 }
 
-static void call_received(tdm__sim_rank *rank, tdm__arrival *message, tdm_status status)
+static void rank_call_received(tdm__sim_rank *rank, tdm__arrival *message, tdm_status status)
 {
     void *cookie = message->take_cookie;
-    end_take(message);
+    message_end_take(message);
     rank->transport->events.received(rank->transport->events.user, cookie, status);
 }
 
-static bool is_forgotten(const tdm__sim_rank *rank, int peer)
+static bool rank_has_forgotten(const tdm__sim_rank *rank, int peer)
 {
     return rank->forgotten && rank->forgotten[peer];
 }
 
-/* ---- the table --------------------------------------------------------------------------------- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 static bool sim_usable(char why[160], char library[TDM_LIBRARY_BYTES])
 {
@@ -128,8 +129,8 @@ static bool sim_usable(char why[160], char library[TDM_LIBRARY_BYTES])
     return true;
 }
 
-static tdm__arrival *new_message(const tdm__sim_rank *rank, int peer, const tdm__head *head,
-                                 const void *data, void *cookie)
+static tdm__arrival *message_create(const tdm__sim_rank *rank, int peer, const tdm__head *head,
+                                    const void *data, void *cookie)
 {
     bool eager = head->bytes <= TDM__SIM_EAGER_BYTES;
     size_t carried = eager ? (size_t)head->bytes : 0;
@@ -150,14 +151,14 @@ static tdm__arrival *new_message(const tdm__sim_rank *rank, int peer, const tdm_
 static void sim_send(tdm__transport *transport, int peer, const tdm__head *head, const void *data,
                      void *cookie)
 {
-    tdm__sim_rank *rank = rank_of(transport);
+    tdm__sim_rank *rank = transport_sim_rank(transport);
     tdm__sim *sim = rank->sim;
     const tdm__transport_events *events = &rank->transport->events;
-    if (rank->dead || is_forgotten(rank, peer)) {
+    if (rank->dead || rank_has_forgotten(rank, peer)) {
         events->sent(events->user, cookie, TDM_ERR_PEER_FAILED);
         return;
     }
-    tdm__arrival *message = new_message(rank, peer, head, data, cookie);
+    tdm__arrival *message = message_create(rank, peer, head, data, cookie);
     if (!message) {
         sim->no_memory = true;
         events->sent(events->user, cookie, TDM_ERR_NO_MEMORY);
@@ -176,18 +177,18 @@ static void sim_send(tdm__transport *transport, int peer, const tdm__head *head,
                                             .kind = TDM__SIM_LEFT,
                                             .rank = rank->rank,
                                             .other = peer,
-                                            .message = hold(message)});
+                                            .message = message_hold(message)});
     double flight_s = tdm__sim_flight_s(sim, rank->rank, peer, bytes, message->left_s);
     if (tdm__sim_vanishes(sim, rank->rank, peer) || !isfinite(flight_s)) return;
     tdm__sim_post(sim, (tdm__sim_event){.time_s = message->left_s + flight_s,
                                         .kind = TDM__SIM_ARRIVE,
                                         .rank = peer,
                                         .other = rank->rank,
-                                        .message = hold(message)});
+                                        .message = message_hold(message)});
 }
 
-/* A word without payload about a large message, from its receiver to its sender. */
-static void send_word(tdm__sim *sim, tdm__arrival *message, tdm__sim_event_kind kind)
+/* Sends a request about a large message, without payload, from its receiver to its sender. */
+static void message_send_request(tdm__sim *sim, tdm__arrival *message, tdm__sim_event_kind kind)
 {
     double flight_s = tdm__sim_flight_s(sim, message->target, message->source, 0, sim->now_s);
     if (!isfinite(flight_s)) return;
@@ -195,75 +196,75 @@ static void send_word(tdm__sim *sim, tdm__arrival *message, tdm__sim_event_kind 
                                         .kind = kind,
                                         .rank = message->source,
                                         .other = message->target,
-                                        .message = hold(message)});
+                                        .message = message_hold(message)});
 }
 
 static void sim_take(tdm__transport *transport, tdm__arrival *message, void *into, void *cookie)
 {
-    tdm__sim_rank *rank = rank_of(transport);
+    tdm__sim_rank *rank = transport_sim_rank(transport);
     message->into = into;
     message->take_cookie = cookie;
-    /* The engine's reference becomes the list's. */
+    /* The engine's reference is passed to the list. */
     message->take_next = rank->taking;
     message->take_link = &rank->taking;
     if (rank->taking) rank->taking->take_link = &message->take_next;
     rank->taking = message;
     if (message->eager) {
         if (message->head.bytes > 0) memcpy(into, message->payload, (size_t)message->head.bytes);
-        call_received(rank, message, TDM_OK);
-    } else if (rank->dead || is_forgotten(rank, message->source)) {
-        call_received(rank, message, TDM_ERR_PEER_FAILED);
+        rank_call_received(rank, message, TDM_OK);
+    } else if (rank->dead || rank_has_forgotten(rank, message->source)) {
+        rank_call_received(rank, message, TDM_ERR_PEER_FAILED);
     } else {
-        send_word(rank->sim, message, TDM__SIM_GO);
+        message_send_request(rank->sim, message, TDM__SIM_GO);
     }
 }
 
 static void sim_drop(tdm__transport *transport, tdm__arrival *message)
 {
-    tdm__sim_rank *rank = rank_of(transport);
+    tdm__sim_rank *rank = transport_sim_rank(transport);
     message->receiver_ended = true;
-    if (!message->eager && !rank->dead) send_word(rank->sim, message, TDM__SIM_DROPPED);
+    if (!message->eager && !rank->dead) message_send_request(rank->sim, message, TDM__SIM_DROPPED);
     tdm__sim_message_release(message);
 }
 
 static void sim_forget(tdm__transport *transport, int peer)
 {
-    tdm__sim_rank *rank = rank_of(transport);
+    tdm__sim_rank *rank = transport_sim_rank(transport);
     if (!rank->forgotten) rank->forgotten = calloc((size_t)rank->sim->options.size, 1);
     if (rank->forgotten)
         rank->forgotten[peer] = 1;
     else
         rank->sim->no_memory = true;
-    /* A callback may change the lists: begin again after each. */
+    /* A callback may change the lists: restart after each. */
     for (tdm__arrival *m = rank->sending; m;) {
         bool theirs = m->target == peer;
-        if (theirs) call_sent(rank, m, TDM_ERR_PEER_FAILED);
+        if (theirs) rank_call_sent(rank, m, TDM_ERR_PEER_FAILED);
         m = theirs ? rank->sending : m->send_next;
     }
     for (tdm__arrival *m = rank->taking; m;) {
         bool theirs = m->source == peer;
-        if (theirs) call_received(rank, m, TDM_ERR_PEER_FAILED);
+        if (theirs) rank_call_received(rank, m, TDM_ERR_PEER_FAILED);
         m = theirs ? rank->taking : m->take_next;
     }
 }
 
-/* Turns a note into a callback. Returns how many were made. */
-static int read_note(tdm__sim_rank *rank, const tdm__sim_note *note)
+/* Turns a note into a callback. Returns the number of callbacks. */
+static int rank_read_note(tdm__sim_rank *rank, const tdm__sim_note *note)
 {
     const tdm__transport_events *events = &rank->transport->events;
     tdm__arrival *message = note->message;
     switch (note->kind) {
     case TDM__SIM_NOTE_ARRIVED:
-        if (is_forgotten(rank, note->peer)) return 0;
-        events->arrived(events->user, note->peer, &message->head, hold(message));
+        if (rank_has_forgotten(rank, note->peer)) return 0;
+        events->arrived(events->user, note->peer, &message->head, message_hold(message));
         return 1;
     case TDM__SIM_NOTE_RECEIVED:
         if (message->receiver_ended) return 0;
-        call_received(rank, message, note->status);
+        rank_call_received(rank, message, note->status);
         return 1;
     case TDM__SIM_NOTE_SENT:
         if (message->sender_ended) return 0;
-        call_sent(rank, message, note->status);
+        rank_call_sent(rank, message, note->status);
         return 1;
     case TDM__SIM_NOTE_LOST:
         events->lost(events->user, note->peer, "the simulated connection was reset");
@@ -272,11 +273,11 @@ static int read_note(tdm__sim_rank *rank, const tdm__sim_note *note)
     return 0;
 }
 
-static int read_inbox(tdm__sim_rank *rank)
+static int rank_read_inbox(tdm__sim_rank *rank)
 {
     int call_count = 0;
-    for (tdm__sim_note *note; (note = take_note(rank)) != NULL;) {
-        call_count += read_note(rank, note);
+    for (tdm__sim_note *note; (note = rank_take_note(rank)) != NULL;) {
+        call_count += rank_read_note(rank, note);
         if (note->message) tdm__sim_message_release(note->message);
         free(note);
     }
@@ -285,32 +286,32 @@ static int read_inbox(tdm__sim_rank *rank)
 
 static int sim_progress(tdm__transport *transport)
 {
-    tdm__sim_rank *rank = rank_of(transport);
-    int call_count = read_inbox(rank);
+    tdm__sim_rank *rank = transport_sim_rank(transport);
+    int call_count = rank_read_inbox(rank);
     if (rank->dead || call_count > 0 || ++rank->look_count <= LOOKS_FREE) {
         if (call_count > 0) rank->look_count = 0;
         return call_count;
     }
     /* Without the lock that progress() is called with, as if the program had waited. */
     if (rank->comm) tdm__comm_unlock(rank->comm);
-    tdm__sim_wait(rank, rank->sim->now_s + pause_s(rank->look_count - LOOKS_FREE));
+    tdm__sim_wait(rank, rank->sim->now_s + polls_pause_s(rank->look_count - LOOKS_FREE));
     tdm__sim_hear(rank);
     if (rank->comm) tdm__comm_lock(rank->comm);
-    call_count = read_inbox(rank);
+    call_count = rank_read_inbox(rank);
     if (call_count > 0) rank->look_count = 0;
     return call_count;
 }
 
 static void sim_wait(tdm__transport *transport, double timeout_s)
 {
-    tdm__sim_rank *rank = rank_of(transport);
+    tdm__sim_rank *rank = transport_sim_rank(transport);
     rank->look_count = 0;
     if (rank->dead) {
         rank->dead_s += fmax(timeout_s, MAX_PAUSE_S);
         return;
     }
     if (!rank->woken && !rank->inbox && !rank->letters) {
-        double min_s = pause_s(rank->wait_count++);
+        double min_s = polls_pause_s(rank->wait_count++);
         tdm__sim_wait(rank, rank->sim->now_s + fmax(timeout_s, min_s));
     }
     if (rank->inbox || rank->letters) rank->wait_count = 0;
@@ -320,23 +321,23 @@ static void sim_wait(tdm__transport *transport, double timeout_s)
 
 static void sim_wake(tdm__transport *transport)
 {
-    tdm__sim_wake(rank_of(transport));
+    tdm__sim_wake(transport_sim_rank(transport));
 }
 
 static double sim_now_s(tdm__transport *transport)
 {
-    const tdm__sim_rank *rank = rank_of(transport);
+    const tdm__sim_rank *rank = transport_sim_rank(transport);
     return rank->sim->now_s + rank->dead_s;
 }
 
 void tdm__sim_transport_clear(tdm__sim_rank *rank)
 {
-    for (tdm__sim_note *note; (note = take_note(rank)) != NULL;) {
+    for (tdm__sim_note *note; (note = rank_take_note(rank)) != NULL;) {
         if (note->message) tdm__sim_message_release(note->message);
         free(note);
     }
-    while (rank->sending) end_send(rank->sending);
-    while (rank->taking) end_take(rank->taking);
+    while (rank->sending) message_end_send(rank->sending);
+    while (rank->taking) message_end_take(rank->taking);
     free(rank->forgotten);
     rank->forgotten = NULL;
     free(rank->transport);
@@ -346,12 +347,12 @@ void tdm__sim_transport_clear(tdm__sim_rank *rank)
 
 static void sim_destroy(tdm__transport *transport)
 {
-    tdm__sim_transport_clear(rank_of(transport));
+    tdm__sim_transport_clear(transport_sim_rank(transport));
 }
 
 const tdm__transport_ops tdm__transport_sim = {
     .name = "sim",
-    .about = "many ranks in one process, in virtual time, under a seed; by tdm_sim_run only",
+    .about = "many ranks in one process, in virtual time, with a seed; only through tdm_sim_run",
     .usable = sim_usable,
     .destroy = sim_destroy,
     .send = sim_send,
@@ -370,7 +371,7 @@ tdm_status tdm__sim_transport_make(void *context, const tdm__transport_events *e
     tdm__sim_rank *rank = context;
     tdm__sim_transport *transport = calloc(1, sizeof *transport);
     if (!transport)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: no memory for rank %d", rank->rank);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for rank %d", rank->rank);
     transport->base.ops = &tdm__transport_sim;
     transport->rank = rank;
     transport->events = *events;
@@ -379,11 +380,11 @@ tdm_status tdm__sim_transport_make(void *context, const tdm__transport_events *e
     return TDM_OK;
 }
 
-/* ---- events ------------------------------------------------------------------------------------ */
+/* ---- events ---------------------------------------------------------------------------------- */
 
-/* Whether a message (or its payload) that was to come now does not: its sender was dead before the
- * last of it had left, or the way is closed; then it comes when the way is open again. */
-static bool held_up(tdm__sim *sim, const tdm__sim_event *event)
+/* Whether a message (or its payload) that is due now is held up: its sender died before the last
+ * byte had left, or the network is cut; then it arrives when the network is open again. */
+static bool message_is_held_up(tdm__sim *sim, const tdm__sim_event *event)
 {
     tdm__arrival *message = event->message;
     const tdm__sim_rank *source = &sim->ranks[message->source];
@@ -393,38 +394,39 @@ static bool held_up(tdm__sim *sim, const tdm__sim_event *event)
     if (isfinite(open_s)) {
         tdm__sim_event again = *event;
         again.time_s = open_s + sim->options.latency_s;
-        hold(message);
+        message_hold(message);
         tdm__sim_post(sim, again);
     }
     return true;
 }
 
-static void data_event(tdm__sim *sim, const tdm__sim_event *event)
+static void message_on_data(tdm__sim *sim, const tdm__sim_event *event)
 {
     tdm__arrival *message = event->message;
     tdm__sim_rank *source = &sim->ranks[message->source];
     tdm__sim_rank *target = &sim->ranks[message->target];
-    if (held_up(sim, event)) return;
+    if (message_is_held_up(sim, event)) return;
     if (target->state == TDM__SIM_CRASHED) return;
     if (message->sender_ended) {
         if (!message->receiver_ended)
-            put_note(target, TDM__SIM_NOTE_RECEIVED, TDM_ERR_PEER_FAILED, source->rank, message);
+            rank_put_note(target, TDM__SIM_NOTE_RECEIVED, TDM_ERR_PEER_FAILED, source->rank,
+                          message);
         return;
     }
     if (!message->receiver_ended) {
         memcpy(message->into, message->data, (size_t)message->head.bytes);
-        put_note(target, TDM__SIM_NOTE_RECEIVED, TDM_OK, source->rank, message);
+        rank_put_note(target, TDM__SIM_NOTE_RECEIVED, TDM_OK, source->rank, message);
     }
-    put_note(source, TDM__SIM_NOTE_SENT, TDM_OK, target->rank, message);
+    rank_put_note(source, TDM__SIM_NOTE_SENT, TDM_OK, target->rank, message);
 }
 
-/* The receiver of a large message asks for it. */
-static void go_event(tdm__sim *sim, const tdm__sim_event *event)
+/* Handles the request for a large message. */
+static void message_on_go(tdm__sim *sim, const tdm__sim_event *event)
 {
     tdm__arrival *message = event->message;
     const tdm__sim_rank *source = &sim->ranks[message->source];
     if (source->state == TDM__SIM_CRASHED) return;
-    /* When the sender has given it up, the answer that says so is a small one. */
+    /* If the sender has abandoned it, the answer has no payload. */
     uint64_t bytes = message->sender_ended ? 0 : message->head.bytes;
     message->left_s = tdm__sim_depart_s(sim, message->source, bytes);
     double flight_s = tdm__sim_flight_s(sim, message->source, message->target, bytes,
@@ -434,7 +436,7 @@ static void go_event(tdm__sim *sim, const tdm__sim_event *event)
                                         .kind = TDM__SIM_DATA,
                                         .rank = message->target,
                                         .other = message->source,
-                                        .message = hold(message)});
+                                        .message = message_hold(message)});
 }
 
 void tdm__sim_message_event(tdm__sim *sim, const tdm__sim_event *event)
@@ -443,18 +445,18 @@ void tdm__sim_message_event(tdm__sim *sim, const tdm__sim_event *event)
     tdm__sim_rank *rank = &sim->ranks[event->rank];
     switch (event->kind) {
     case TDM__SIM_ARRIVE:
-        if (!held_up(sim, event) && rank->state != TDM__SIM_CRASHED)
-            put_note(rank, TDM__SIM_NOTE_ARRIVED, TDM_OK, event->other, message);
+        if (!message_is_held_up(sim, event) && rank->state != TDM__SIM_CRASHED)
+            rank_put_note(rank, TDM__SIM_NOTE_ARRIVED, TDM_OK, event->other, message);
         break;
-    case TDM__SIM_GO: go_event(sim, event); break;
-    case TDM__SIM_DATA: data_event(sim, event); break;
+    case TDM__SIM_GO: message_on_go(sim, event); break;
+    case TDM__SIM_DATA: message_on_data(sim, event); break;
     case TDM__SIM_CUT_OFF:
         if (rank->state != TDM__SIM_CRASHED)
-            put_note(rank, TDM__SIM_NOTE_LOST, TDM_OK, event->other, NULL);
+            rank_put_note(rank, TDM__SIM_NOTE_LOST, TDM_OK, event->other, NULL);
         break;
     default: /* LEFT, DROPPED */
         if (rank->state != TDM__SIM_CRASHED && !message->sender_ended)
-            put_note(rank, TDM__SIM_NOTE_SENT, TDM_OK, event->other, message);
+            rank_put_note(rank, TDM__SIM_NOTE_SENT, TDM_OK, event->other, message);
         break;
     }
 }

@@ -1,12 +1,12 @@
 /*
  * mixed.c: two transports combined: shared memory for the ranks of this host, another for the rest.
  *
- * Both were created with the same events, so their callbacks go directly to the engine; only calls of
- * the engine are dispatched, by the peer's host or, for arrivals, by their owner.
+ * Both were created with the same events, so their callbacks go directly to the engine; only calls
+ * of the engine are dispatched, by the peer's host or, for arrivals, by their owner.
  *
- * Waiting: on the host's bell, or on the descriptor of the far transport as well. A transport without a
- * descriptor is polled: first at once, then after sleeps that grow to a millisecond while nothing
- * happens.
+ * Waiting: on the host's bell, or on the descriptor of the far transport as well. A transport
+ * without a descriptor is polled: first at once, then after sleeps that grow to a millisecond while
+ * nothing happens.
  */
 #include "transport/shm.h"
 

@@ -1,15 +1,15 @@
 /*
  * module.c: finds and opens transports in separate shared objects (module.h).
  *
- * Modules are searched relative to the file from which this code was loaded, so a moved installation
- * still finds its parts, and no other directory is searched. A module is never closed: libraries like
- * UCX and MPI do not support that.
+ * Modules are searched relative to the file from which this code was loaded, so a moved
+ * installation still finds its parts, and no other directory is searched. A module is never closed:
+ * libraries like UCX and MPI do not support that.
  *
- * While UCX is loaded, before any call, it sets signal handlers, starts a thread and patches mmap and
- * related functions of the C library. A library should not change how a program handles signals and
- * memory: the handlers are restored, and the rest is disabled in the only possible way, by UCX's
- * environment variables, which are set during loading unless the user has set them. No other thread
- * should read the environment meanwhile.
+ * While UCX is loaded, before any call, it sets signal handlers, starts a thread and patches mmap
+ * and related functions of the C library. A library should not change how a program handles signals
+ * and memory: the handlers are restored, and the rest is disabled in the only possible way, by
+ * UCX's environment variables, which are set during loading unless the user has set them. No other
+ * thread should read the environment meanwhile.
  */
 #include "transport/plugin.h"
 
@@ -107,10 +107,10 @@ tdm_status tdm__module_open(const char *name, const char *path, const tdm__trans
     void *handle = module_load(path);
     if (!handle) {
         const char *why = dlerror();
-        return tdm_fail(
-            err, TDM_ERR_FORMAT,
-            "cannot load transport %s: %s; on Debian, install what it needs with apt-get install %s",
-            name, why ? why : path, s ? s->run_package : "and the library it uses");
+        return tdm_fail(err, TDM_ERR_FORMAT,
+                        "cannot load transport %s: %s; on Debian, install what it needs with "
+                        "apt-get install %s",
+                        name, why ? why : path, s ? s->run_package : "its library");
     }
     const tdm__module *m = dlsym(handle, TDM__MODULE_SYMBOL);
     tdm_status status = module_check(m, name, path, err);
@@ -132,12 +132,14 @@ tdm_status tdm__module_find(const char *name, const tdm__transport_ops **out, td
                         "Tandem was built without %s; install it (on Debian, apt-get install "
                         "%s) and rebuild",
                         s->title, s->build_package);
+
     char directory[PATH_MAX], path[PATH_MAX + 64];
     if (!library_directory(directory))
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
                         "cannot load transport %s: the loader does not report the path of "
                         "libtandem.so",
                         name);
+
     static const char *const places[] = {"", "tandem/"};
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
         snprintf(path, sizeof(path), "%s/%slibtandem-%s.so", directory, places[i], name);

@@ -2,9 +2,9 @@
  * module.h: transports in separate shared objects.
  *
  * A transport that needs a library that not every machine has (UCX, MPI) is not linked into
- * libtandem.so. It is a file libtandem-NAME.so next to it, which is opened on first use. So `tandem`
- * starts quickly and runs without these libraries. A module exports one constant, a tdm__module, under
- * the name TDM__MODULE_SYMBOL; it is validated before anything in it is used.
+ * libtandem.so. It is a file libtandem-NAME.so next to it, which is opened on first use. So
+ * `tandem` starts quickly and runs without these libraries. A module exports one constant, a
+ * tdm__module, under the name TDM__MODULE_SYMBOL; it is validated before anything in it is used.
  */
 #ifndef TANDEM_TRANSPORT_PLUGIN_H
 #define TANDEM_TRANSPORT_PLUGIN_H
@@ -26,10 +26,10 @@ typedef struct tdm__module {
 extern TDM_API const tdm__module tdm_comm_module;
 
 /*
- * Opens a transport by name, from the directory of the library (in a build tree) or its subdirectory
- * `tandem` (installed). It stays open until the program ends. TDM_ERR_UNSUPPORTED if this build has no
- * such module, TDM_ERR_NOT_FOUND if its file is missing, TDM_ERR_FORMAT if it cannot be loaded or belongs
- * to another build; the message says what to install.
+ * Opens a transport by name, from the directory of the library (in a build tree) or its
+ * subdirectory `tandem` (installed). It stays open until the program ends. TDM_ERR_UNSUPPORTED if
+ * this build has no such module, TDM_ERR_NOT_FOUND if its file is missing, TDM_ERR_FORMAT if it
+ * cannot be loaded or belongs to another build; the message says what to install.
  */
 tdm_status tdm__module_find(const char *name, const tdm__transport_ops **out, tdm_error *err);
 /* The same from a given file. */

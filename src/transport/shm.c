@@ -1,14 +1,14 @@
 /*
  * shm.c: the transport between the ranks of one host.
  *
- * Each ordered pair of ranks has a ring pair (shm_ring.h), created on first use. Progress means: read
- * what each peer has sent, then write what fits. If there is nothing to do, the bell is armed and
- * everything is checked once more, here and by the engine, so that a wait sleeps only if nothing can have
- * been missed.
+ * Each ordered pair of ranks has a ring pair (shm_ring.h), created on first use. Progress means:
+ * read what each peer has sent, then write what fits. If there is nothing to do, the bell is armed
+ * and everything is checked once more, here and by the engine, so that a wait sleeps only if
+ * nothing can have been missed.
  *
- * This transport cannot notice the death of a peer; the engine reports it with forget(). Each side then
- * marks its rings as closed, so that a peer that is still alive neither waits for us nor uses what it
- * copies from our memory.
+ * This transport cannot notice the death of a peer; the engine reports it with forget(). Each side
+ * then marks its rings as closed, so that a peer that is still alive neither waits for us nor uses
+ * what it copies from our memory.
  */
 #include "transport/shm.h"
 #include "transport/shm_inner.h"
@@ -23,7 +23,7 @@
 
 enum { LOOK_SPINS = 64 }; /* spins between two checks of file descriptors, which cost more */
 
-/* ---- peers ------------------------------------------------------------------------------------- */
+/* ---- peers ----------------------------------------------------------------------------------- */
 
 void tdm__shm_ring_bell(tdm__shm *s, tdm__shm_peer *peer)
 {
@@ -35,9 +35,9 @@ void tdm__shm_ring_bell(tdm__shm *s, tdm__shm_peer *peer)
 /* Marks the rings of this peer as closed, before any of our buffers is reused. */
 static void peer_close_rings(tdm__shm *s, tdm__shm_peer *peer)
 {
-    if (peer->out.lane) atomic_store(&peer->out.lane->writer_closed, 1);
-    if (peer->in.lane || tdm__shm_ring_find(s->host, peer->place, s->own, &peer->in))
-        atomic_store(&peer->in.lane->reader_closed, 1);
+    if (peer->out.ring) atomic_store(&peer->out.ring->writer_closed, 1);
+    if (peer->in.ring || tdm__shm_ring_find(s->host, peer->place, s->own, &peer->in))
+        atomic_store(&peer->in.ring->reader_closed, 1);
     tdm__host_ring(s->host, peer->place);
 }
 
@@ -67,7 +67,7 @@ static void shm_forget(tdm__transport *transport, int rank)
     if (place >= 0) peer_end(s, &s->peers[place]);
 }
 
-/* ---- progress ---------------------------------------------------------------------------------- */
+/* ---- progress -------------------------------------------------------------------------------- */
 
 static void shm_poll_peers(tdm__shm *s)
 {
@@ -88,7 +88,8 @@ static int shm_progress(tdm__transport *transport)
     shm_poll_peers(s);
     uint32_t bell = atomic_load_explicit(&s->bell, memory_order_relaxed);
     if (s->callbacks == callbacks && s->moves == moves && tdm__host_rung(s->host, bell)) {
-        /* Nothing to do: from now on peers that change something ring the bell. Then check again. */
+        /* Nothing to do: from now on peers that change something ring the bell. Then check again.
+         * */
         atomic_store(&s->bell, tdm__host_bell(s->host));
         shm_poll_peers(s);
     }
@@ -142,7 +143,7 @@ uint32_t tdm__shm_spins(const tdm__transport *transport)
     return tdm__host_spins(((const tdm__shm *)transport)->host);
 }
 
-/* ---- creation and destruction ------------------------------------------------------------------ */
+/* ---- creation and destruction ---------------------------------------------------------------- */
 
 static bool shm_usable(char why[160], char library[TDM_LIBRARY_BYTES])
 {
@@ -157,7 +158,8 @@ static bool shm_usable(char why[160], char library[TDM_LIBRARY_BYTES])
     return true;
 }
 
-/* Closes the rings, so that peers with pending messages from us learn that these will not arrive. */
+/* Closes the rings, so that peers with pending messages from us learn that these will not arrive.
+ * */
 static void shm_destroy(tdm__transport *transport)
 {
     tdm__shm *s = (tdm__shm *)transport;
@@ -186,12 +188,14 @@ tdm_status tdm__shm_create(tdm__host *host, const tdm__transport_options *option
         free(peers);
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the transport shm");
     }
+
     for (int i = 0; i < options->size; i++) place_of[i] = -1;
     for (int i = 0; i < count; i++) {
         int rank = host->ranks[i];
         peers[i] = (tdm__shm_peer){.place = i, .rank = rank};
         if (rank < options->size) place_of[rank] = i;
     }
+
     *s = (tdm__shm){.base = {.ops = &tdm__transport_shm},
                     .host = host,
                     .events = options->events,

@@ -1,16 +1,17 @@
 /*
  * shm_inner.h: shared declarations of the shared-memory transport.
  *
- * shm.c is the ops table: creation, progress, waiting, forgetting. shm_send.c sends, shm_take.c receives;
- * both work on one peer at a time.
+ * shm.c is the ops table: creation, progress, waiting, forgetting. shm_send.c sends, shm_take.c
+ * receives; both work on one peer at a time.
  *
  * Invariants:
- *  1. A rank always empties its rings of records, whatever it was asked to take: a message that is not
- *     taken at once is copied to the heap. The credit of the ring bounds how much that can be: beyond it,
- *     a small message is only announced, like a large one, and its send ends when it is taken. So no
- *     message blocks another one, and a sender that runs ahead waits.
+ *  1. A rank always empties its rings of records, whatever it was asked to take: a message that is
+ *     not taken at once is copied to the heap. The credit of the ring bounds how much that can be:
+ *     beyond it, a small message is only announced, like a large one, and its send ends when it is
+ *     taken. So no message blocks another one, and a sender that runs ahead waits.
  *  2. Payloads are sent in pieces in the order in which the receiver requested them.
- *  3. Every callback is made with consistent lists: it may call send(), take(), drop() and forget().
+ *  3. Every callback is made with consistent lists: it may call send(), take(), drop() and
+ *     forget().
  */
 #ifndef TANDEM_TRANSPORT_SHM_INNER_H
 #define TANDEM_TRANSPORT_SHM_INNER_H
@@ -95,8 +96,8 @@ typedef struct tdm__shm {
 } tdm__shm;
 
 /* shm.c */
-/* Ends everything with this peer. With `always` it counts as lost; otherwise only if something was in
- * progress: a peer that closes its rings when all is done may just be closing its comm. */
+/* Ends everything with this peer. With `always` it counts as lost; otherwise only if something was
+ * in progress: a peer that closes its rings when all is done may just be closing its comm. */
 void tdm__shm_lose(tdm__shm *s, tdm__shm_peer *peer, bool always, const char *how);
 void tdm__shm_ring_bell(tdm__shm *s, tdm__shm_peer *peer); /* if necessary */
 
@@ -105,7 +106,8 @@ void tdm__shm_send(tdm__transport *transport, int rank, const tdm__head *head, c
                    void *cookie);
 /* Writes what fits: answers, then heads, then pieces. */
 void tdm__shm_flush(tdm__shm *s, tdm__shm_peer *peer);
-/* Handles an answer: the receiver requests a message, or is done with it. False: unknown message. */
+/* Handles an answer: the receiver requests a message, or is done with it. False: unknown message.
+ * */
 bool tdm__shm_go(tdm__shm *s, tdm__shm_peer *peer, uint64_t token);
 bool tdm__shm_done(tdm__shm *s, tdm__shm_peer *peer, uint64_t token);
 /* Ends all sends to this peer; returns whether there were any. */

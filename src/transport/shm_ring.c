@@ -1,10 +1,10 @@
 /*
  * shm_ring.c: the rings of one ordered pair of ranks.
  *
- * Indexes only grow and are taken modulo the size of the ring, a power of two, so full and empty are
- * distinct. A record is contiguous; if it does not fit before the end of the ring, a PAD record fills the
- * rest. Everything read from the other side is validated: an index at most one ring length ahead, a
- * length within the available bytes.
+ * Indexes only grow and are taken modulo the size of the ring, a power of two, so full and empty
+ * are distinct. A record is contiguous; if it does not fit before the end of the ring, a PAD record
+ * fills the rest. Everything read from the other side is validated: an index at most one ring
+ * length ahead, a length within the available bytes.
  */
 #include "transport/shm_ring.h"
 
@@ -35,7 +35,7 @@ tdm__shm_ring_sizes tdm__shm_ring_sizes_for(int rank_count)
 static void ring_end_set(const tdm__host *host, uint64_t offset, tdm__shm_ring_end *end)
 {
     uint8_t *base = tdm__host_at(host, offset);
-    *end = (tdm__shm_ring_end){.lane = (tdm__shm_ring *)base,
+    *end = (tdm__shm_ring_end){.ring = (tdm__shm_ring *)base,
                                .records = base + LANE_HEAD_BYTES,
                                .sizes = tdm__shm_ring_sizes_for(tdm__host_count(host))};
     end->pieces = end->records + end->sizes.record_bytes;
@@ -71,14 +71,14 @@ static uint32_t record_grains(uint32_t bytes)
 /* Sets the flag that the writer waits for space, so that the reader's next step rings its bell. */
 static void writer_set_starved(tdm__shm_ring_end *end, uint32_t which)
 {
-    atomic_fetch_or(&end->lane->starved, which);
-    tdm__fence_on(&end->lane->starved);
+    atomic_fetch_or(&end->ring->starved, which);
+    tdm__fence_on(&end->ring->starved);
 }
 
 /* The number of free bytes in the ring of records, with the reader's current index. */
 static uint64_t writer_record_space(tdm__shm_ring_end *end)
 {
-    uint64_t seen = atomic_load_explicit(&end->lane->record_head, memory_order_acquire);
+    uint64_t seen = atomic_load_explicit(&end->ring->record_head, memory_order_acquire);
     uint64_t used = end->record_at - seen;
     if (used > end->sizes.record_bytes) {
         end->garbage = true;
@@ -110,12 +110,12 @@ tdm__record *tdm__shm_ring_begin(tdm__shm_ring_end *end, uint32_t bytes)
 void tdm__shm_ring_commit(tdm__shm_ring_end *end, uint32_t bytes)
 {
     end->record_at += record_grains(bytes);
-    atomic_store_explicit(&end->lane->record_tail, end->record_at, memory_order_release);
+    atomic_store_explicit(&end->ring->record_tail, end->record_at, memory_order_release);
 }
 
 bool tdm__shm_ring_has_credit(tdm__shm_ring_end *end, uint64_t cost)
 {
-    uint64_t taken = atomic_load_explicit(&end->lane->eager_taken, memory_order_relaxed);
+    uint64_t taken = atomic_load_explicit(&end->ring->eager_taken, memory_order_relaxed);
     uint64_t waiting = end->eager - taken;
     if (waiting > TDM__SHM_RING_CREDIT) {
         end->garbage = true; /* more was taken than sent, or sent than allowed */
@@ -132,7 +132,7 @@ static uint8_t *ring_piece_at(const tdm__shm_ring_end *end, uint64_t index)
 
 static bool writer_has_piece_space(tdm__shm_ring_end *end)
 {
-    end->piece_seen = atomic_load_explicit(&end->lane->piece_head, memory_order_acquire);
+    end->piece_seen = atomic_load_explicit(&end->ring->piece_head, memory_order_acquire);
     if (end->piece_at - end->piece_seen > TDM__SHM_RING_PIECES) end->garbage = true;
     return end->piece_at - end->piece_seen < TDM__SHM_RING_PIECES;
 }
@@ -151,10 +151,10 @@ void tdm__shm_ring_piece_commit(tdm__shm_ring_end *end, uint64_t token, uint32_t
     piece_head *head = (piece_head *)ring_piece_at(end, end->piece_at);
     *head = (piece_head){.token = token, .bytes = bytes};
     end->piece_at++;
-    atomic_store_explicit(&end->lane->piece_tail, end->piece_at, memory_order_release);
+    atomic_store_explicit(&end->ring->piece_tail, end->piece_at, memory_order_release);
 }
 
-/* ---- the reader -------------------------------------------------------------------------------- */
+/* ---- the reader ------------------------------------------------------------------------------ */
 
 /* Reads and validates the record at the reader's index; false if it is invalid. */
 static bool reader_check_record(tdm__shm_ring_end *end, tdm__record *out, const uint8_t **out_at)
@@ -173,7 +173,7 @@ bool tdm__shm_ring_next(tdm__shm_ring_end *end, tdm__record *out, const uint8_t 
 {
     for (int pads = 0; pads < 2 && !end->garbage; pads++) {
         if (end->record_at == end->record_seen) {
-            uint64_t tail = atomic_load_explicit(&end->lane->record_tail, memory_order_acquire);
+            uint64_t tail = atomic_load_explicit(&end->ring->record_tail, memory_order_acquire);
             if (tail == end->record_at) return false;
             end->record_seen = tail;
             if (tail - end->record_at > end->sizes.record_bytes || tail % TDM__SHM_RING_GRAIN)
@@ -190,20 +190,20 @@ bool tdm__shm_ring_next(tdm__shm_ring_end *end, tdm__record *out, const uint8_t 
 void tdm__shm_ring_skip(tdm__shm_ring_end *end, const tdm__record *record)
 {
     end->record_at += record_grains(record->bytes);
-    atomic_store_explicit(&end->lane->record_head, end->record_at, memory_order_release);
+    atomic_store_explicit(&end->ring->record_head, end->record_at, memory_order_release);
 }
 
 void tdm__shm_ring_take_eager(tdm__shm_ring_end *end, uint64_t cost)
 {
     end->eager += cost;
-    atomic_store_explicit(&end->lane->eager_taken, end->eager, memory_order_relaxed);
+    atomic_store_explicit(&end->ring->eager_taken, end->eager, memory_order_relaxed);
 }
 
 bool tdm__shm_ring_piece_next(tdm__shm_ring_end *end, uint64_t *out_token, uint32_t *out_bytes,
                               const uint8_t **out_at)
 {
     if (end->piece_at == end->piece_seen) {
-        end->piece_seen = atomic_load_explicit(&end->lane->piece_tail, memory_order_acquire);
+        end->piece_seen = atomic_load_explicit(&end->ring->piece_tail, memory_order_acquire);
         if (end->piece_at == end->piece_seen) return false;
         if (end->piece_seen - end->piece_at > TDM__SHM_RING_PIECES) end->garbage = true;
     }
@@ -224,12 +224,12 @@ bool tdm__shm_ring_piece_next(tdm__shm_ring_end *end, uint64_t *out_token, uint3
 void tdm__shm_ring_piece_skip(tdm__shm_ring_end *end)
 {
     end->piece_at++;
-    atomic_store_explicit(&end->lane->piece_head, end->piece_at, memory_order_release);
+    atomic_store_explicit(&end->ring->piece_head, end->piece_at, memory_order_release);
 }
 
 bool tdm__shm_ring_is_fed(tdm__shm_ring_end *end, uint32_t which)
 {
-    tdm__fence_on(&end->lane->starved);
-    if (!(atomic_load_explicit(&end->lane->starved, memory_order_relaxed) & which)) return false;
-    return (atomic_fetch_and(&end->lane->starved, ~which) & which) != 0;
+    tdm__fence_on(&end->ring->starved);
+    if (!(atomic_load_explicit(&end->ring->starved, memory_order_relaxed) & which)) return false;
+    return (atomic_fetch_and(&end->ring->starved, ~which) & which) != 0;
 }

@@ -60,7 +60,7 @@ typedef struct tdm__shm_ring_sizes {
 
 /* One side's view of the rings: the writer's or the reader's. */
 typedef struct tdm__shm_ring_end {
-    tdm__shm_ring *lane; /* NULL: not created yet */
+    tdm__shm_ring *ring; /* NULL: not created yet */
     uint8_t *records, *pieces;
     tdm__shm_ring_sizes sizes;
     uint64_t record_at, record_seen; /* own index; the other side's, as last read */

@@ -2,9 +2,10 @@
  * shm_send.c: sends messages to a rank of the same host.
  *
  * A small message is copied into the ring with its head; its send has ended then. A large one is
- * announced. If it is in the host's memory, the receiver copies it from there and confirms; otherwise the
- * receiver requests it, and the bytes go through the ring of pieces. Messages whose head does not fit
- * wait in a queue, in order; answers go first, so that many heads never delay active transfers.
+ * announced. If it is in the host's memory, the receiver copies it from there and confirms;
+ * otherwise the receiver requests it, and the bytes go through the ring of pieces. Messages whose
+ * head does not fit wait in a queue, in order; answers go first, so that many heads never delay
+ * active transfers.
  */
 #include "transport/shm_inner.h"
 
@@ -13,7 +14,7 @@
 
 enum { HEAD_BYTES = sizeof(tdm__record) + sizeof(tdm__head) };
 
-/* ---- outgoing messages ------------------------------------------------------------------------- */
+/* ---- outgoing messages ----------------------------------------------------------------------- */
 
 static bool out_add_chunk(tdm__shm *s)
 {
@@ -55,7 +56,8 @@ static uint64_t out_token(const tdm__outgoing *out)
     return (uint64_t)out->number << 32 | out->index;
 }
 
-/* The announced message with this token; NULL if the token is unknown or belongs to another peer. */
+/* The announced message with this token; NULL if the token is unknown or belongs to another peer.
+ * */
 static tdm__outgoing *out_find(const tdm__shm *s, const tdm__shm_peer *peer, uint64_t token)
 {
     uint32_t index = (uint32_t)token;
@@ -90,11 +92,11 @@ static void out_end(tdm__shm *s, tdm__outgoing *out, tdm_status status)
     tdm__shm_sent(s, cookie, status);
 }
 
-/* ---- writing ----------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static bool peer_has_ring(tdm__shm *s, tdm__shm_peer *peer, tdm_error *err)
 {
-    return peer->out.lane ||
+    return peer->out.ring ||
            tdm__shm_ring_make(s->host, s->own, peer->place, &peer->out, err) == TDM_OK;
 }
 
@@ -215,6 +217,7 @@ void tdm__shm_send(tdm__transport *transport, int rank, const tdm__head *head, c
         tdm__shm_sent(s, cookie, TDM_ERR_UNSUPPORTED);
         return;
     }
+
     tdm__shm_peer *peer = &s->peers[place];
     tdm_error err;
     if (peer->gone) {
@@ -260,7 +263,7 @@ bool tdm__shm_done(tdm__shm *s, tdm__shm_peer *peer, uint64_t token)
     return true;
 }
 
-/* ---- end --------------------------------------------------------------------------------------- */
+/* ---- end ------------------------------------------------------------------------------------- */
 
 bool tdm__shm_has_sends(const tdm__shm *s, const tdm__shm_peer *peer)
 {

@@ -1,13 +1,14 @@
 /*
  * shm_take.c: receives messages from a rank of the same host.
  *
- * Records are read as they arrive. A head is validated, then reported to the engine. A small payload that
- * is not taken within that call is copied to the heap, so that the ring is not blocked. A large one stays
- * with its sender until it is taken: then it is requested and its pieces are copied as they arrive, or it
- * is copied directly from the host's memory, a few megabytes at a time.
+ * Records are read as they arrive. A head is validated, then reported to the engine. A small
+ * payload that is not taken within that call is copied to the heap, so that the ring is not
+ * blocked. A large one stays with its sender until it is taken: then it is requested and its pieces
+ * are copied as they arrive, or it is copied directly from the host's memory, a few megabytes at a
+ * time.
  *
- * After such a direct copy we check whether the sender has closed its rings meanwhile: if so, it may have
- * reused its memory, and the copied bytes are discarded.
+ * After such a direct copy we check whether the sender has closed its rings meanwhile: if so, it
+ * may have reused its memory, and the copied bytes are discarded.
  */
 #include "transport/shm_inner.h"
 
@@ -20,7 +21,7 @@ enum { MAX_RECORDS = 64 }; /* records of one peer read at once */
 
 static const char garbage[] = "it wrote invalid data into shared memory";
 
-/* ---- incoming messages ------------------------------------------------------------------------- */
+/* ---- incoming messages ----------------------------------------------------------------------- */
 
 static tdm__arrival *arrival_of(tdm__incoming *in)
 {
@@ -77,7 +78,7 @@ static void in_list_pop(tdm__in_list *list)
     if (!list->first) list->last = NULL;
 }
 
-/* ---- answers ----------------------------------------------------------------------------------- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 static void in_answer(tdm__shm *s, tdm__shm_peer *peer, tdm__incoming *in, tdm__record_kind kind)
 {
@@ -111,15 +112,15 @@ static void in_finish(tdm__shm *s, tdm__shm_peer *peer, tdm__incoming *in, tdm_s
     tdm__shm_received(s, cookie, status);
 }
 
-/* ---- take -------------------------------------------------------------------------------------- */
+/* ---- take ------------------------------------------------------------------------------------ */
 
 static bool peer_has_closed(const tdm__shm_peer *peer)
 {
     const tdm__shm_ring_end *in = &peer->in, *out = &peer->out;
-    return (in->lane &&
-            atomic_load_explicit(&in->lane->writer_closed, memory_order_acquire) != 0) ||
-           (out->lane &&
-            atomic_load_explicit(&out->lane->reader_closed, memory_order_acquire) != 0);
+    return (in->ring &&
+            atomic_load_explicit(&in->ring->writer_closed, memory_order_acquire) != 0) ||
+           (out->ring &&
+            atomic_load_explicit(&out->ring->reader_closed, memory_order_acquire) != 0);
 }
 
 static void peer_take_eager(tdm__shm *s, tdm__shm_peer *peer, tdm__incoming *in)
@@ -145,7 +146,7 @@ static void peer_copy_in_place(tdm__shm *s, tdm__shm_peer *peer)
         max -= bytes;
         s->moves++;
         if (in->at < in->bytes) break;
-        tdm__fence_on(&peer->in.lane->writer_closed);
+        tdm__fence_on(&peer->in.ring->writer_closed);
         if (peer_has_closed(peer)) return; /* handled by tdm__shm_read */
         in_list_pop(&peer->copies);
         in_finish(s, peer, in, TDM_OK);
@@ -195,7 +196,7 @@ void tdm__shm_drop(tdm__transport *transport, tdm__arrival *arrival)
         in_answer(s, peer, in, TDM__RECORD_DONE);
 }
 
-/* ---- reading ----------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* Handles the head of a message. False: it is invalid. */
 static bool peer_read_message(tdm__shm *s, tdm__shm_peer *peer, const tdm__record *record,
@@ -212,6 +213,7 @@ static bool peer_read_message(tdm__shm *s, tdm__shm_peer *peer, const tdm__recor
     if (in_place &&
         (record->offset > s->host->at.end || head.bytes > s->host->at.end - record->offset))
         return false;
+
     tdm__incoming *in = in_new(
         s, &(tdm__incoming){.kind = eager      ? TDM__IN_EAGER
                                     : in_place ? TDM__IN_PLACE
@@ -225,6 +227,7 @@ static bool peer_read_message(tdm__shm *s, tdm__shm_peer *peer, const tdm__recor
         tdm__shm_lose(s, peer, true, "out of memory for a message from it");
         return true;
     }
+
     s->current = in;
     s->callbacks++;
     s->events.arrived(s->events.user, peer->rank, &head, arrival_of(in));
@@ -295,7 +298,7 @@ void tdm__shm_read(tdm__shm *s, tdm__shm_peer *peer)
 {
     if (peer->gone) return;
     bool closed = peer_has_closed(peer); /* read first: everything sent before it is read now */
-    if (!peer->in.lane && !tdm__shm_ring_find(s->host, peer->place, s->own, &peer->in)) {
+    if (!peer->in.ring && !tdm__shm_ring_find(s->host, peer->place, s->own, &peer->in)) {
         if (closed) tdm__shm_lose(s, peer, false, "it closed its connection to this rank");
         return;
     }
@@ -306,11 +309,11 @@ void tdm__shm_read(tdm__shm *s, tdm__shm_peer *peer)
     if (peer->in.garbage)
         tdm__shm_lose(s, peer, true, garbage);
     else if (closed && peer->in.record_at ==
-                           atomic_load_explicit(&peer->in.lane->record_tail, memory_order_acquire))
+                           atomic_load_explicit(&peer->in.ring->record_tail, memory_order_acquire))
         tdm__shm_lose(s, peer, false, "it closed its connection to this rank");
 }
 
-/* ---- end --------------------------------------------------------------------------------------- */
+/* ---- end ------------------------------------------------------------------------------------- */
 
 bool tdm__shm_end_takes(tdm__shm *s, tdm__shm_peer *peer)
 {

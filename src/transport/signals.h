@@ -1,8 +1,8 @@
 /*
  * signals.h: preserves the program's signal handlers while a library starts that installs its own.
  *
- * UCX installs handlers when it is loaded, MPI when it is initialised. Signal handling belongs to the
- * program, so the previous handlers are restored.
+ * UCX installs handlers when it is loaded, MPI when it is initialised. Signal handling belongs to
+ * the program, so the previous handlers are restored.
 
  */
 #ifndef TANDEM_TRANSPORT_SIGNALS_H

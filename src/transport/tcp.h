@@ -1,6 +1,6 @@
 /*
- * tcp.h: the TCP transport: messages between hosts, over connections that prove the world's key and are
- * encrypted where they leave the host (tcp_inner.h says how).
+ * tcp.h: the TCP transport: messages between hosts, over connections that are authenticated with
+ * the world's key and encrypted if they leave the host (see tcp_inner.h).
  */
 #ifndef TANDEM_TRANSPORT_TCP_H
 #define TANDEM_TRANSPORT_TCP_H

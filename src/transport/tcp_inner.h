@@ -1,32 +1,32 @@
 /*
- * tcp_inner.h: what the files of the TCP transport share: tcp.c (life and waiting), tcp_meet.c (making
- * the connections), tcp_link.c (frames of one connection), tcp_messages.c (messages of the engine).
+ * tcp_inner.h: shared declarations of the TCP transport: tcp.c (creation and waiting), tcp_meet.c
+ * (connecting), tcp_link.c (frames of one connection), tcp_messages.c (messages of the engine).
  *
- * Two ranks have `streams` connections, called links, which are all made before the first message and
+ * Two ranks have `streams` connections, called links. All are made before the first message and
  * stay until the end: a link that breaks is the loss of the peer. Each link carries frames:
  *
  *   EAGER  a message: its head and its payload
- *   OFFER  a message's head alone; the payload follows when the receiver has asked for it
- *   CLEAR  the receiver has a buffer for offer `id`: send
- *   DROP   the receiver wants nothing of offer `id`
- *   DATA   `bytes` of offer `id`, from `offset` on; pieces of a message may take different links
+ *   OFFER  the head of a message; the payload follows when the receiver has requested it
+ *   CLEAR  the receiver has a buffer for offer `id`: send it
+ *   DROP   the receiver does not need offer `id`
+ *   DATA   `bytes` of offer `id`, from `offset` on; pieces of a message may use different links
  *   BYE    the last frame of a link whose owner closes the comm
  *
- * A payload is read from the socket straight into the engine's buffer when the engine has taken the
- * message by then, as it has in collectives that are under way. When it has not, the link stalls until the
- * next round, which gives the engine time to come to it; then the message is kept in memory of its own, so
- * that those behind it can come.
+ * A payload is read from the socket directly into the engine's buffer if the engine has already
+ * taken the message, as in running collectives. Otherwise the link stalls until the next call of
+ * progress, which gives the engine time to take it; then the message is kept in separate memory, so
+ * that it does not block those after it.
  *
- * Threads: none of its own. All calls but wait() and wake() are serialised by the engine's lock; these
- * two touch file descriptors alone, which stay open as long as the transport lives.
+ * Threads: none. All calls except wait() and wake() are serialised by the engine's lock; these two
+ * use only file descriptors, which stay open as long as the transport exists.
  *
  * Invariants:
- *  1. A link's memory lives as long as the transport; its socket may be closed in any callback, so code that
- *     has called the engine back looks at link->stream.fd again.
- *  2. A message to send is in exactly one place: with its peer (`offers`) until the receiver has asked for
- *     it or, as frames, with links. It is called back when the kernel has all its bytes, or when the
- *     peer is lost.
- *  3. Losses are noted when they are seen and told in progress().
+ *  1. A link's memory lives as long as the transport; its socket may be closed in any callback, so
+ *     code that has called the engine back checks link->stream.fd again.
+ *  2. An outgoing message is in exactly one place: with its peer (`offers`) until the receiver has
+ *     requested it or, as frames, with links. It is called back when the kernel has all its bytes,
+ *     or when the peer is lost.
+ *  3. Losses are recorded when they are noticed and reported in progress().
  */
 #ifndef TANDEM_TRANSPORT_TCP_INNER_H
 #define TANDEM_TRANSPORT_TCP_INNER_H
@@ -37,9 +37,9 @@
 #include <stdatomic.h>
 
 enum {
-    TDM__MAX_TCP_EAGER = 4 << 20, /* payloads beyond this are offered first */
-    TDM__TCP_PIECE = 1 << 20,     /* of an offered payload, to one link at a time */
-    TDM__TCP_STAGE = 16 << 10,    /* bytes of a link's staging for frames' beginnings */
+    TDM__MAX_TCP_EAGER = 4 << 20, /* larger payloads are offered first */
+    TDM__TCP_PIECE = 1 << 20,     /* bytes of an offered payload per DATA frame */
+    TDM__TCP_STAGE = 16 << 10,    /* bytes of a link's staging buffer for the starts of frames */
     TDM__TCP_TLS_BUFFER = 256 << 10
 };
 
@@ -53,13 +53,13 @@ typedef enum tdm__tcp_kind {
     TDM__TCP_KINDS
 } tdm__tcp_kind;
 
-/* How a frame begins. On the wire as it lies in memory, little-endian. EAGER and OFFER have a head
- * behind it. */
+/* The start of a frame. Sent as it is in memory, little-endian. In EAGER and OFFER a head follows.
+ * */
 typedef struct tdm__tcp_start {
     uint32_t kind;
-    uint32_t id;     /* of an offer, by its sender; 0 in EAGER and BYE */
+    uint32_t id;     /* of an offer, assigned by its sender; 0 in EAGER and BYE */
     uint64_t offset; /* DATA */
-    uint64_t bytes;  /* of payload that follows */
+    uint64_t bytes;  /* bytes of payload that follow */
 } tdm__tcp_start;
 _Static_assert(sizeof(tdm__tcp_start) == 24, "a frame's start has no padding");
 
@@ -67,15 +67,15 @@ typedef struct tdm__tcp tdm__tcp;
 typedef struct tdm__tcp_peer tdm__tcp_peer;
 typedef struct tdm__tcp_link tdm__tcp_link;
 
-/* A message that the engine sends. */
+/* An outgoing message of the engine. */
 typedef struct tdm__tcp_send {
     tdm__tcp_peer *peer;
     void *cookie;
     const uint8_t *data;
     uint64_t bytes;
     uint32_t id;                /* of the offer */
-    int frames;                 /* of it that links have */
-    struct tdm__tcp_send *next; /* of the peer's offers, or of the spare ones */
+    int frames;                 /* its frames that are queued in links */
+    struct tdm__tcp_send *next; /* in the peer's offers, or in the free list */
 } tdm__tcp_send;
 
 /* A frame in a link's queue. */
@@ -85,9 +85,9 @@ typedef struct tdm__tcp_frame {
         tdm__head head;
     } front;
     size_t front_bytes;
-    const uint8_t *data;    /* front.start.bytes of them */
-    uint64_t gone;          /* bytes of front and data that were handed to the stream */
-    tdm__tcp_send *message; /* NULL: a frame of our own */
+    const uint8_t *data;    /* front.start.bytes bytes */
+    uint64_t gone;          /* bytes of front and data passed to the stream */
+    tdm__tcp_send *message; /* NULL: a frame without a message */
     struct tdm__tcp_frame *next;
 } tdm__tcp_frame;
 
@@ -95,42 +95,40 @@ typedef struct tdm__tcp_queue {
     tdm__tcp_frame *first, *last;
 } tdm__tcp_queue;
 
-/* A message whose payload has not been taken, or is being received for a take. */
+/* A message whose payload was not taken yet, or is being received for a take. */
 struct tdm__arrival {
     tdm__tcp_peer *peer;
-    tdm__tcp_link
-        *link; /* the payload is being received by it; NULL: all is here, or it is an offer */
+    tdm__tcp_link *link; /* that receives the payload; NULL: complete, or an offer */
     tdm__head head;
-    uint32_t id; /* of an offer; 0: it came with its payload */
+    uint32_t id; /* of an offer; 0: an EAGER message */
     bool taken, broken;
     void *cookie;
     uint8_t *into;  /* taken: the engine's buffer */
-    uint8_t *bytes; /* ours, when it was not taken at once */
+    uint8_t *bytes; /* our buffer, if it was not taken at once */
     size_t capacity;
     uint64_t got;
     struct tdm__arrival *next,
-        **back; /* of the peer's: the next one, and what points at this one */
+        **back; /* in the peer's list: the next one, and the pointer to this */
 };
 
 struct tdm__tcp_link {
     tdm__tcp_peer *peer;
     tdm__stream stream;
-    uint32_t events;             /* that epoll watches */
+    uint32_t events;             /* registered with epoll */
     tdm__tcp_queue urgent, bulk; /* frames; bulk: DATA */
-    tdm__tcp_frame *current;     /* the one that has begun */
-    tdm__tcp_queue unflushed;    /* handed to TLS, which holds bytes of them */
+    tdm__tcp_frame *current;     /* the one that is partly sent */
+    tdm__tcp_queue unflushed;    /* passed to TLS, which still buffers bytes of them */
     uint64_t queued_bytes;
     bool is_flushing, bye_heard, is_shut, is_broken;
-    bool
-        is_stalled; /* the payload that comes next was not taken: one more round is waited for that */
-    int why;        /* errno of the break; 0: the end came without BYE */
+    bool is_stalled; /* the next payload was not taken: waits for one more call of progress */
+    int why;         /* errno of the break; 0: it ended without BYE */
     /* receiving */
     uint8_t stage[TDM__TCP_STAGE];
     size_t stage_first, stage_count;
-    uint64_t payload_bytes; /* DATA: of the piece that is being received */
-    uint64_t left;          /* of these, or of a message's payload */
-    uint8_t *into;          /* NULL: they are read and forgotten */
-    tdm__arrival *arrival;  /* whose they are; NULL with left > 0: nobody's */
+    uint64_t payload_bytes; /* DATA: of the current piece */
+    uint64_t left;          /* bytes left of it, or of a message's payload */
+    uint8_t *into;          /* NULL: they are discarded */
+    tdm__arrival *arrival;  /* the message they belong to; NULL with left > 0: none */
 };
 
 enum { TDM__TCP_SPARES = 8 };
@@ -153,7 +151,7 @@ struct tdm__tcp_peer {
     tdm__tcp_state state;
     tdm__tcp_link *links; /* `streams` of them */
     tdm__tcp_send *offers;
-    tdm__arrival *arrivals; /* the engine knows them all; those being taken among them */
+    tdm__arrival *arrivals; /* all reported to the engine, including those being taken */
     uint32_t next_id;
 };
 
@@ -169,23 +167,23 @@ struct tdm__tcp {
     tdm__refusal refusal;
     tdm__endpoint here, rank_0;
     char **host_names; /* by rank; entries may be NULL */
-    int listen_fd;     /* until all have met */
+    int listen_fd;     /* until all ranks are connected */
     int poll_fd, wake_fd;
     bool spins;
     bool hurried;
     _Atomic uint64_t active_ns;
     tdm__tcp_peer *peers;
     bool has_met;
-    _Atomic bool has_broken; /* some link is broken: progress() must look */
-    _Atomic bool has_input;  /* some link has more to read, of which no event will speak */
-    int calls;               /* back to the engine, in this call of ours */
+    _Atomic bool has_broken; /* some link is broken: progress() must check */
+    _Atomic bool has_input;  /* some link has input that epoll will not report */
+    int calls;               /* callbacks made in the current call */
     tdm__tcp_send *spare_sends;
     tdm__tcp_frame *spare_frames;
     tdm__tcp_spare spares[TDM__TCP_SPARES];
 };
 
 /* tcp_meet.c */
-/* Listens; writes where to `address`. */
+/* Starts to listen; writes the endpoint to `address`. */
 tdm_status tdm__tcp_listen(tdm__tcp *tcp, uint8_t *address, size_t *out_bytes, tdm_error *err);
 /* Makes all links. */
 tdm_status tdm__tcp_meet(tdm__tcp *tcp, const uint8_t *const *addresses,
@@ -193,12 +191,12 @@ tdm_status tdm__tcp_meet(tdm__tcp *tcp, const uint8_t *const *addresses,
 
 /* tcp_link.c */
 void tdm__link_send(tdm__tcp_link *link,
-                    tdm__tcp_frame *frame); /* takes it; sends what can go now */
+                    tdm__tcp_frame *frame); /* takes it; sends what is possible now */
 void tdm__link_flush(tdm__tcp_link *link);
-/* Receives and handles what is there. True: it stopped although there may be more. */
+/* Receives and handles available input. True: it stopped although there may be more. */
 bool tdm__link_receive(tdm__tcp_link *link);
-/* Closes it. Its frames end: the messages that had them are called back. `at_once`: the kernel drops what it
- * has not delivered. */
+/* Closes the link and ends its frames: their messages are called back. `at_once`: the kernel drops
+ * what it has not delivered. */
 void tdm__link_close(tdm__tcp_link *link, bool at_once);
 void tdm__link_break(tdm__tcp_link *link, int why);
 tdm__tcp_frame *tdm__tcp_frame_take(tdm__tcp *tcp);
@@ -210,21 +208,22 @@ void tdm__tcp_send_message(tdm__transport *transport, int peer, const tdm__head 
 void tdm__tcp_take(tdm__transport *transport, tdm__arrival *arrival, void *into, void *cookie);
 void tdm__tcp_drop(tdm__transport *transport, tdm__arrival *arrival);
 void tdm__tcp_forget(tdm__transport *transport, int peer);
-/* A frame has come, whose payload (if any) follows: says where it goes, in link->left, into and
- * arrival. False: it makes no sense. */
+/* Handles a frame whose payload (if any) follows: sets its destination in link->left, into and
+ * arrival. False: it is invalid. */
 bool tdm__tcp_heard(tdm__tcp_link *link, const tdm__tcp_start *start, const tdm__head *head);
-/* The engine has not taken the message whose payload comes next: makes room for it. False: no memory. */
+/* The engine has not taken the message whose payload is next: allocates memory for it. False: none.
+ * */
 bool tdm__tcp_go_on(tdm__tcp_link *link);
 uint8_t *tdm__tcp_buffer_take(tdm__tcp *tcp, uint64_t bytes, size_t *out_capacity);
-/* The payload that link->arrival waited for is here. */
+/* The payload of link->arrival is complete. */
 void tdm__tcp_received(tdm__tcp_link *link);
-/* A link has handed a frame of this message to the kernel, or dropped it. */
+/* A link has passed a frame of this message to the kernel, or dropped it. */
 void tdm__tcp_frame_done(tdm__tcp_send *message);
-/* Tells of what links have noted. */
+/* Reports losses that links have recorded. */
 void tdm__tcp_tell_losses(tdm__tcp *tcp);
 void tdm__tcp_free_messages(tdm__tcp *tcp);
 
-/* The start of a frame of our own about offer `id`. */
+/* Sends an answer about offer `id`. */
 bool tdm__tcp_answer(tdm__tcp_peer *peer, tdm__tcp_kind kind, uint32_t id);
 
 #endif

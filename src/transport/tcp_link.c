@@ -1,9 +1,9 @@
 /*
- * tcp_link.c: the frames of one connection, out and in.
+ * tcp_link.c: sends and receives the frames of one connection.
  *
- * Out: frames wait in two queues, of which the one with pieces of large payloads comes second, and
- * several leave by one system call. In: what has come is read by one system call into the buffer that the
- * payload belongs in and, behind it, into the staging, where the next frames begin.
+ * Output: frames wait in two queues, with pieces of large payloads in the second, and one system
+ * call sends several frames. Input: one system call reads into the payload's buffer and, after it,
+ * into the staging buffer, where the next frames start.
  */
 #include "transport/tcp_inner.h"
 
@@ -13,11 +13,11 @@
 #include <sys/epoll.h>
 
 enum {
-    MAX_PARTS = 16,       /* pieces of memory of one send */
-    MAX_RECEIVE = 4 << 20 /* bytes in one turn, so that other links have theirs */
+    MAX_PARTS = 16,       /* iovecs of one send */
+    MAX_RECEIVE = 4 << 20 /* bytes per call, so that other links are served as well */
 };
 
-/* ---- frames -------------------------------------------------------------------------------------- */
+/* ---- frames ---------------------------------------------------------------------------------- */
 
 tdm__tcp_frame *tdm__tcp_frame_take(tdm__tcp *tcp)
 {
@@ -63,7 +63,7 @@ static tdm__tcp_frame *queue_take(tdm__tcp_queue *queue)
     return frame;
 }
 
-/* The frame is no longer ours; its message is told. */
+/* Releases a frame and notifies its message. */
 static void frame_end(tdm__tcp_link *link, tdm__tcp_frame *frame)
 {
     tdm__tcp_send *message = frame->message;
@@ -71,10 +71,10 @@ static void frame_end(tdm__tcp_link *link, tdm__tcp_frame *frame)
     if (message) tdm__tcp_frame_done(message);
 }
 
-/* ---- out ------------------------------------------------------------------------------------------- */
+/* ---- output ---------------------------------------------------------------------------------- */
 
-/* Asks to be told when there is room in the socket, or no longer. */
-static void watch(tdm__tcp_link *link, bool output)
+/* Registers for writability of the socket, or unregisters. */
+static void link_watch_output(tdm__tcp_link *link, bool output)
 {
     uint32_t events = EPOLLIN | (output ? (uint32_t)EPOLLOUT : 0);
     if (events == link->events || link->stream.fd < 0) return;
@@ -96,7 +96,7 @@ static uint64_t frame_bytes(const tdm__tcp_frame *frame)
     return frame->front_bytes + frame->front.start.bytes;
 }
 
-/* What is left of a frame, as pieces of memory. */
+/* The unsent part of a frame, as iovecs. */
 static int frame_parts(const tdm__tcp_frame *frame, struct iovec *parts)
 {
     int count = 0;
@@ -112,8 +112,8 @@ static int frame_parts(const tdm__tcp_frame *frame, struct iovec *parts)
     return count;
 }
 
-/* The frames that go next, as pieces of memory. */
-static int gather(tdm__tcp_link *link, struct iovec parts[MAX_PARTS])
+/* The next frames to send, as iovecs. */
+static int link_gather(tdm__tcp_link *link, struct iovec parts[MAX_PARTS])
 {
     int count = 0;
     if (!link->current) link->current = queue_take(&link->urgent);
@@ -127,8 +127,8 @@ static int gather(tdm__tcp_link *link, struct iovec parts[MAX_PARTS])
     return count;
 }
 
-/* `bytes` more have gone: moves frames on to `unflushed`. */
-static void account(tdm__tcp_link *link, uint64_t bytes)
+/* Accounts for `bytes` sent: moves finished frames to `unflushed`. */
+static void link_account(tdm__tcp_link *link, uint64_t bytes)
 {
     link->queued_bytes -= bytes;
     for (;;) {
@@ -147,51 +147,52 @@ static void account(tdm__tcp_link *link, uint64_t bytes)
     }
 }
 
-/* The send failed. What the peer said before its end is still to be read, so where the connection has ended
- * it is the receiving side that notes the break. */
-static void stop_sending(tdm__tcp_link *link, int why)
+/* Handles a failed send. Input that arrived before the end must still be read, so if the connection
+ * has ended, the receiving side records the break. */
+static void link_stop_sending(tdm__tcp_link *link, int why)
 {
-    watch(link, false);
+    link_watch_output(link, false);
     if (why == EPIPE || why == ECONNRESET || why == ETIMEDOUT)
         link->peer->tcp->has_input = true;
     else
         tdm__link_break(link, why);
 }
 
-static bool has_frames(const tdm__tcp_link *link)
+static bool link_has_frames(const tdm__tcp_link *link)
 {
     return link->current || link->urgent.first || link->bulk.first;
 }
 
-/* Calls back for frames of which the kernel has all bytes. */
-static void end_flushed(tdm__tcp_link *link)
+/* Ends frames whose bytes are all in the kernel. */
+static void link_end_flushed(tdm__tcp_link *link)
 {
     while (link->unflushed.first && !tdm__stream_has_output(&link->stream))
         frame_end(link, queue_take(&link->unflushed));
 }
 
-/* One system call. True: there may be room for more. */
-static bool flush_once(tdm__tcp_link *link)
+/* One system call. True: the socket may accept more. */
+static bool link_flush_once(tdm__tcp_link *link)
 {
     struct iovec parts[MAX_PARTS];
-    int count = gather(link, parts);
+    int count = link_gather(link, parts);
     bool is_full = false;
     if (count > 0) {
         ssize_t gone = tdm__stream_send(&link->stream, parts, count);
         is_full = gone < 0;
-        if (gone > 0) account(link, (uint64_t)gone);
+        if (gone > 0) link_account(link, (uint64_t)gone);
     } else {
         is_full = tdm__stream_flush(&link->stream) < 0;
     }
     if (is_full && errno != EAGAIN && errno != EWOULDBLOCK) {
-        stop_sending(link, errno);
+        link_stop_sending(link, errno);
         return false;
     }
-    end_flushed(link);
+    link_end_flushed(link);
     if (link->stream.fd < 0) return false;
     bool held = tdm__stream_has_output(&link->stream);
-    if (!held && !is_full && has_frames(link)) return true; /* a callback may have brought more */
-    watch(link, held || (is_full && tdm__stream_can_send(&link->stream)));
+    if (!held && !is_full && link_has_frames(link))
+        return true; /* a callback may have added more */
+    link_watch_output(link, held || (is_full && tdm__stream_can_send(&link->stream)));
     return false;
 }
 
@@ -199,13 +200,13 @@ void tdm__link_flush(tdm__tcp_link *link)
 {
     if (link->is_flushing) return;
     link->is_flushing = true;
-    while (link->stream.fd >= 0 && !link->is_broken && flush_once(link)) continue;
+    while (link->stream.fd >= 0 && !link->is_broken && link_flush_once(link)) continue;
     link->is_flushing = false;
 }
 
 void tdm__link_send(tdm__tcp_link *link, tdm__tcp_frame *frame)
 {
-    bool idle = !has_frames(link), is_last = frame->front.start.kind == TDM__TCP_BYE;
+    bool idle = !link_has_frames(link), is_last = frame->front.start.kind == TDM__TCP_BYE;
     link->queued_bytes += frame_bytes(frame);
     bool is_bulk = is_last || frame->front.start.kind == TDM__TCP_DATA;
     queue_add(is_bulk ? &link->bulk : &link->urgent, frame);
@@ -226,11 +227,12 @@ void tdm__link_close(tdm__tcp_link *link, bool at_once)
         while (queues[i]->first) frame_end(link, queue_take(queues[i]));
 }
 
-/* ---- in -------------------------------------------------------------------------------------------- */
+/* ---- input ----------------------------------------------------------------------------------- */
 
-/* One system call: the payload's rest where it belongs, and what comes behind it to the staging. A payload
- * that nobody wants goes through the staging. `out_room`: how many bytes there was room for. */
-static ssize_t read_more(tdm__tcp_link *link, size_t *out_room)
+/* One system call: reads the rest of the payload to its destination, and what follows into the
+ * staging buffer. A discarded payload goes through the staging buffer. `out_room`: bytes there was
+ * space for. */
+static ssize_t link_read(tdm__tcp_link *link, size_t *out_room)
 {
     if (link->stage_count == 0) link->stage_first = 0;
     struct iovec parts[2];
@@ -250,7 +252,7 @@ static ssize_t read_more(tdm__tcp_link *link, size_t *out_room)
 }
 
 /* Moves staged bytes into the payload. */
-static void unstage(tdm__tcp_link *link)
+static void link_unstage(tdm__tcp_link *link)
 {
     size_t bytes = link->stage_count < link->left ? link->stage_count : (size_t)link->left;
     if (link->into) {
@@ -262,8 +264,8 @@ static void unstage(tdm__tcp_link *link)
     link->left -= bytes;
 }
 
-/* Handles the frame that begins in the staging. False: it is not there as a whole. */
-static bool next_frame(tdm__tcp_link *link)
+/* Handles the frame that starts in the staging buffer. False: it is incomplete. */
+static bool link_next_frame(tdm__tcp_link *link)
 {
     tdm__tcp_start start;
     tdm__head head = {0};
@@ -281,16 +283,16 @@ static bool next_frame(tdm__tcp_link *link)
     return true;
 }
 
-/* All frames and payload bytes in the staging. */
-static void handle_stage(tdm__tcp_link *link)
+/* Handles all frames and payload bytes in the staging buffer. */
+static void link_handle_stage(tdm__tcp_link *link)
 {
     while (link->stream.fd >= 0 && !link->is_broken && !link->is_stalled) {
         if (link->left > 0) {
             if (link->stage_count == 0) return;
-            unstage(link);
+            link_unstage(link);
             if (link->left > 0) return;
             tdm__tcp_received(link);
-        } else if (!next_frame(link)) {
+        } else if (!link_next_frame(link)) {
             break;
         }
     }
@@ -303,12 +305,12 @@ static void handle_stage(tdm__tcp_link *link)
 bool tdm__link_receive(tdm__tcp_link *link)
 {
     if (link->is_stalled && !tdm__tcp_go_on(link)) tdm__link_break(link, ENOMEM);
-    if (link->stage_count > 0) handle_stage(link); /* what a stall has left there */
+    if (link->stage_count > 0) link_handle_stage(link); /* left from a stall */
     for (size_t total = 0; link->stream.fd >= 0 && !link->is_broken;) {
         if (total >= MAX_RECEIVE || link->is_stalled) return true;
         uint64_t before = link->left;
         size_t room = 0;
-        ssize_t got = read_more(link, &room);
+        ssize_t got = link_read(link, &room);
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
         if (got <= 0) {
             tdm__link_break(link, got < 0 ? errno : 0);
@@ -316,8 +318,8 @@ bool tdm__link_receive(tdm__tcp_link *link)
         }
         total += (size_t)got;
         if (before > 0 && link->left == 0) tdm__tcp_received(link);
-        handle_stage(link);
-        if ((size_t)got < room) return link->is_stalled; /* no more was there */
+        link_handle_stage(link);
+        if ((size_t)got < room) return link->is_stalled; /* there was no more */
     }
     return false;
 }

@@ -1,8 +1,8 @@
 /*
- * tcp_messages.c: the engine's messages over links: sending, arriving, taking, dropping, losing peers.
+ * tcp_messages.c: messages of the engine over links: send, arrival, take, drop, loss of peers.
  *
- * Frames come from a peer that has proved to belong to this world. They are checked all the same, since a
- * defect there must not become one here: a frame that makes no sense is the loss of the peer.
+ * Frames come from an authenticated peer of this world. They are validated nevertheless, so that a
+ * defect there does not spread: an invalid frame is the loss of the peer.
  */
 #include "transport/tcp_inner.h"
 
@@ -11,21 +11,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- calls back -------------------------------------------------------------------------------------- */
+/* ---- callbacks ------------------------------------------------------------------------------- */
 
-static void tell_sent(tdm__tcp *tcp, void *cookie, tdm_status status)
+static void tcp_call_sent(tdm__tcp *tcp, void *cookie, tdm_status status)
 {
     tcp->calls++;
     tcp->events.sent(tcp->events.user, cookie, status);
 }
 
-static void tell_received(tdm__tcp *tcp, void *cookie, tdm_status status)
+static void tcp_call_received(tdm__tcp *tcp, void *cookie, tdm_status status)
 {
     tcp->calls++;
     tcp->events.received(tcp->events.user, cookie, status);
 }
 
-/* ---- sending ----------------------------------------------------------------------------------------- */
+/* ---- send ------------------------------------------------------------------------------------ */
 
 static tdm__tcp_send *send_take(tdm__tcp *tcp)
 {
@@ -43,7 +43,7 @@ static void send_end(tdm__tcp_send *message, tdm_status status)
     void *cookie = message->cookie;
     message->next = tcp->spare_sends;
     tcp->spare_sends = message;
-    tell_sent(tcp, cookie, status);
+    tcp_call_sent(tcp, cookie, status);
 }
 
 void tdm__tcp_frame_done(tdm__tcp_send *message)
@@ -53,8 +53,8 @@ void tdm__tcp_frame_done(tdm__tcp_send *message)
     send_end(message, is_well ? TDM_OK : TDM_ERR_PEER_FAILED);
 }
 
-/* The link with the least to send. */
-static tdm__tcp_link *free_link(tdm__tcp_peer *peer)
+/* The link with the fewest queued bytes. */
+static tdm__tcp_link *peer_least_busy_link(tdm__tcp_peer *peer)
 {
     tdm__tcp_link *best = &peer->links[0];
     for (int i = 1; i < peer->tcp->streams; i++)
@@ -67,12 +67,12 @@ bool tdm__tcp_answer(tdm__tcp_peer *peer, tdm__tcp_kind kind, uint32_t id)
     tdm__tcp_frame *frame = tdm__tcp_frame_take(peer->tcp);
     if (!frame) return false;
     frame->front.start = (tdm__tcp_start){.kind = kind, .id = id};
-    tdm__link_send(free_link(peer), frame);
+    tdm__link_send(peer_least_busy_link(peer), frame);
     return true;
 }
 
-static tdm_status start_send(tdm__tcp_peer *peer, const tdm__head *head, const void *data,
-                             void *cookie)
+static tdm_status peer_start_send(tdm__tcp_peer *peer, const tdm__head *head, const void *data,
+                                  void *cookie)
 {
     tdm__tcp *tcp = peer->tcp;
     if (peer->state != TDM__TCP_WELL) return TDM_ERR_PEER_FAILED;
@@ -83,6 +83,7 @@ static tdm_status start_send(tdm__tcp_peer *peer, const tdm__head *head, const v
         free(frame);
         return TDM_ERR_NO_MEMORY;
     }
+
     *message = (tdm__tcp_send){.peer = peer, .cookie = cookie, .data = data, .bytes = head->bytes};
     bool is_offer = head->bytes > TDM__MAX_TCP_EAGER;
     frame->front.head = *head;
@@ -98,7 +99,8 @@ static tdm_status start_send(tdm__tcp_peer *peer, const tdm__head *head, const v
         frame->data = data;
         frame->front.start.bytes = head->bytes;
     }
-    tdm__link_send(free_link(peer), frame);
+
+    tdm__link_send(peer_least_busy_link(peer), frame);
     return TDM_OK;
 }
 
@@ -106,8 +108,8 @@ void tdm__tcp_send_message(tdm__transport *transport, int peer, const tdm__head 
                            const void *data, void *cookie)
 {
     tdm__tcp *tcp = (tdm__tcp *)transport;
-    tdm_status status = start_send(&tcp->peers[peer], head, data, cookie);
-    if (status != TDM_OK) tell_sent(tcp, cookie, status);
+    tdm_status status = peer_start_send(&tcp->peers[peer], head, data, cookie);
+    if (status != TDM_OK) tcp_call_sent(tcp, cookie, status);
 }
 
 static tdm__tcp_send *offer_remove(tdm__tcp_peer *peer, uint32_t id)
@@ -122,12 +124,12 @@ static tdm__tcp_send *offer_remove(tdm__tcp_peer *peer, uint32_t id)
     return NULL;
 }
 
-/* The receiver has a buffer: cuts the payload into pieces for the links. */
-static bool clear_heard(tdm__tcp_peer *peer, uint32_t id)
+/* The receiver has a buffer: splits the payload into pieces for the links. */
+static bool peer_on_clear(tdm__tcp_peer *peer, uint32_t id)
 {
     tdm__tcp_send *message = offer_remove(peer, id);
     if (!message) return false;
-    message->frames = 1; /* ours, until all are cut */
+    message->frames = 1; /* our own reference, until all pieces are queued */
     for (uint64_t offset = 0; offset < message->bytes && peer->state == TDM__TCP_WELL;) {
         uint64_t left = message->bytes - offset;
         uint64_t bytes = left < TDM__TCP_PIECE ? left : TDM__TCP_PIECE;
@@ -140,21 +142,21 @@ static bool clear_heard(tdm__tcp_peer *peer, uint32_t id)
         frame->data = message->data + offset;
         frame->message = message;
         message->frames++;
-        tdm__link_send(free_link(peer), frame);
+        tdm__link_send(peer_least_busy_link(peer), frame);
         offset += bytes;
     }
     tdm__tcp_frame_done(message);
     return true;
 }
 
-static bool drop_heard(tdm__tcp_peer *peer, uint32_t id)
+static bool peer_on_drop(tdm__tcp_peer *peer, uint32_t id)
 {
     tdm__tcp_send *message = offer_remove(peer, id);
     if (message) send_end(message, TDM_OK);
     return message != NULL;
 }
 
-/* ---- buffers of messages that come unexpected ------------------------------------------------------- */
+/* ---- buffers of unexpected messages ---------------------------------------------------------- */
 
 uint8_t *tdm__tcp_buffer_take(tdm__tcp *tcp, uint64_t bytes, size_t *out_capacity)
 {
@@ -171,7 +173,7 @@ uint8_t *tdm__tcp_buffer_take(tdm__tcp *tcp, uint64_t bytes, size_t *out_capacit
     return malloc(*out_capacity);
 }
 
-/* Memory that the kernel has just given us costs more than the copy into it: it is kept. */
+/* Keeps the buffer: fresh memory from the kernel costs more than the copy into it. */
 static void buffer_give(tdm__tcp *tcp, uint8_t *bytes, size_t capacity)
 {
     if (!bytes) return;
@@ -187,7 +189,7 @@ static void buffer_give(tdm__tcp *tcp, uint8_t *bytes, size_t capacity)
     *place = (tdm__tcp_spare){bytes, capacity};
 }
 
-/* ---- arriving ---------------------------------------------------------------------------------------- */
+/* ---- arrivals -------------------------------------------------------------------------------- */
 
 static void arrival_add(tdm__tcp_peer *peer, tdm__arrival *a)
 {
@@ -195,7 +197,7 @@ static void arrival_add(tdm__tcp_peer *peer, tdm__arrival *a)
     peer->arrivals = a;
 }
 
-/* No link writes to its buffer any more: the rest of a payload is read and forgotten. */
+/* Detaches the message from its link, which discards the rest of the payload. */
 static void arrival_detach(tdm__arrival *a)
 {
     for (int i = 0; i < a->peer->tcp->streams; i++) {
@@ -211,25 +213,25 @@ static void arrival_free(tdm__arrival *a)
 {
     tdm__tcp_peer *peer = a->peer;
     arrival_detach(a);
-    tdm__arrival **at = &peer->arrivals; /* few: messages that were not taken at once */
+    tdm__arrival **at = &peer->arrivals; /* a short list: messages that were not taken at once */
     while (*at != a) at = &(*at)->next;
     *at = a->next;
     buffer_give(peer->tcp, a->bytes, a->capacity);
     free(a);
 }
 
-/* A take has ended. */
+/* Ends a take. */
 static void arrival_end(tdm__arrival *a, tdm_status status)
 {
     tdm__tcp *tcp = a->peer->tcp;
     void *cookie = a->cookie;
     arrival_free(a);
-    tell_received(tcp, cookie, status);
+    tcp_call_received(tcp, cookie, status);
 }
 
-/* A message begins. The engine is told at once: if it takes the message, the payload is received right into
- * its buffer. */
-static bool message_heard(tdm__tcp_link *link, const tdm__tcp_start *start, const tdm__head *head)
+/* Handles the start of a message. The engine is called at once: if it takes the message, the
+ * payload is received directly into its buffer. */
+static bool link_on_message(tdm__tcp_link *link, const tdm__tcp_start *start, const tdm__head *head)
 {
     tdm__tcp_peer *peer = link->peer;
     tdm__tcp *tcp = peer->tcp;
@@ -239,7 +241,7 @@ static bool message_heard(tdm__tcp_link *link, const tdm__tcp_start *start, cons
                   : start->bytes != head->bytes || head->bytes > TDM__MAX_TCP_EAGER))
         return false;
     tdm__arrival *a = calloc(1, sizeof *a);
-    if (!a) return false; /* a message less would be a wait for ever */
+    if (!a) return false; /* a missing message would block forever */
     a->peer = peer;
     a->head = *head;
     a->id = start->id;
@@ -266,8 +268,8 @@ bool tdm__tcp_go_on(tdm__tcp_link *link)
     return a->bytes != NULL;
 }
 
-/* A piece of an offered payload. */
-static bool data_heard(tdm__tcp_link *link, const tdm__tcp_start *start)
+/* Handles a piece of an offered payload. */
+static bool link_on_data(tdm__tcp_link *link, const tdm__tcp_start *start)
 {
     tdm__arrival *a = link->peer->arrivals;
     while (a && !(a->taken && a->id == start->id && start->id != 0)) a = a->next;
@@ -287,10 +289,10 @@ bool tdm__tcp_heard(tdm__tcp_link *link, const tdm__tcp_start *start, const tdm_
     if (link->bye_heard) return false;
     switch (start->kind) {
     case TDM__TCP_EAGER:
-    case TDM__TCP_OFFER: return message_heard(link, start, head);
-    case TDM__TCP_CLEAR: return clear_heard(link->peer, start->id);
-    case TDM__TCP_DROP: return drop_heard(link->peer, start->id);
-    case TDM__TCP_DATA: return data_heard(link, start);
+    case TDM__TCP_OFFER: return link_on_message(link, start, head);
+    case TDM__TCP_CLEAR: return peer_on_clear(link->peer, start->id);
+    case TDM__TCP_DROP: return peer_on_drop(link->peer, start->id);
+    case TDM__TCP_DATA: return link_on_data(link, start);
     case TDM__TCP_BYE: link->bye_heard = true; return true;
     default: return false;
     }
@@ -307,10 +309,10 @@ void tdm__tcp_received(tdm__tcp_link *link)
     if (a->taken && a->got >= a->head.bytes) arrival_end(a, TDM_OK);
 }
 
-/* ---- taking ------------------------------------------------------------------------------------------ */
+/* ---- take ------------------------------------------------------------------------------------ */
 
-/* Asks for an offered payload. */
-static void take_offer(tdm__arrival *a)
+/* Requests an offered payload. */
+static void arrival_request(tdm__arrival *a)
 {
     if (a->peer->state != TDM__TCP_WELL || a->broken)
         arrival_end(a, TDM_ERR_PEER_FAILED);
@@ -326,7 +328,7 @@ void tdm__tcp_take(tdm__transport *transport, tdm__arrival *a, void *into, void 
     a->into = into;
     a->cookie = cookie;
     if (a->id) {
-        take_offer(a);
+        arrival_request(a);
     } else if (a->broken) {
         arrival_end(a, TDM_ERR_PEER_FAILED);
     } else if (!link) {
@@ -352,9 +354,9 @@ void tdm__tcp_drop(tdm__transport *transport, tdm__arrival *a)
         tdm__link_break(&peer->links[0], ENOMEM);
 }
 
-/* ---- losing ------------------------------------------------------------------------------------------ */
+/* ---- loss of peers --------------------------------------------------------------------------- */
 
-/* Ends whatever is under way with a peer that is no longer well. */
+/* Ends everything in progress with a peer that is no longer healthy. */
 static void peer_end(tdm__tcp_peer *peer)
 {
     for (tdm__arrival *a = peer->arrivals; a; a = a->next) /* first: callbacks may take them */
@@ -380,16 +382,16 @@ void tdm__tcp_forget(tdm__transport *transport, int rank)
     peer_end(peer);
 }
 
-static void lose(tdm__tcp_peer *peer, const tdm__tcp_link *link)
+static void peer_lose(tdm__tcp_peer *peer, const tdm__tcp_link *link)
 {
     char how[200];
     bool was_closed = link->why == 0 || link->why == ECONNRESET || link->why == EPIPE;
     if (was_closed)
-        snprintf(how, sizeof how, "its connection with this rank was closed");
+        snprintf(how, sizeof how, "its connection to this rank was closed");
     else
-        snprintf(how, sizeof how, "its connection with this rank broke (%s)",
+        snprintf(how, sizeof how, "its connection to this rank broke (%s)",
                  link->why == EPROTO && !link->stream.tls
-                     ? "it sent something that makes no sense"
+                     ? "it sent an invalid frame"
                      : tdm__stream_why(&link->stream, link->why));
     peer->state = TDM__TCP_LOST;
     peer_end(peer);
@@ -397,19 +399,20 @@ static void lose(tdm__tcp_peer *peer, const tdm__tcp_link *link)
     peer->tcp->events.lost(peer->tcp->events.user, peer->rank, how);
 }
 
-/* All that it had to say came. It may have waited for this rank's end no longer, and closed. */
-static bool has_left(const tdm__tcp_link *link)
+/* Whether everything it sent has arrived. It may have stopped waiting for this rank's end, and
+ * closed. */
+static bool link_has_left(const tdm__tcp_link *link)
 {
     return link->bye_heard && (link->why == 0 || link->why == ECONNRESET || link->why == EPIPE);
 }
 
-static void look_at_links(tdm__tcp_peer *peer)
+static void peer_check_links(tdm__tcp_peer *peer)
 {
     for (int i = 0; i < peer->tcp->streams; i++) {
         tdm__tcp_link *link = &peer->links[i];
         if (!link->is_broken || link->stream.fd < 0) continue;
-        if (!has_left(link)) {
-            lose(peer, link);
+        if (!link_has_left(link)) {
+            peer_lose(peer, link);
             return;
         }
         peer->state = TDM__TCP_LEFT;
@@ -423,7 +426,7 @@ void tdm__tcp_tell_losses(tdm__tcp *tcp)
     tcp->has_broken = false;
     for (int i = 0; i < tcp->size; i++)
         if (tcp->peers[i].state == TDM__TCP_WELL || tcp->peers[i].state == TDM__TCP_LEFT)
-            look_at_links(&tcp->peers[i]);
+            peer_check_links(&tcp->peers[i]);
 }
 
 void tdm__tcp_free_messages(tdm__tcp *tcp)

@@ -2,16 +2,16 @@
  * transport.h: the ops table through which bytes move between ranks.
  *
  * A transport moves messages: a head of fixed size (tdm__head), which describes the message, and a
- * payload. It reports arrivals by callbacks; it is called to send, to take a payload, to make progress,
- * and to sleep. It knows nothing of collectives, groups or deadlines; those belong to the engine
- * (engine.h), its only caller. A backend is a file or directory in transport/ that exports one
- * `const tdm__transport_ops`; registry.c lists them.
+ * payload. It reports arrivals by callbacks; it is called to send, to take a payload, to make
+ * progress, and to sleep. It knows nothing of collectives, groups or deadlines; those belong to the
+ * engine (engine.h), its only caller. A backend is a file or directory in transport/ that exports
+ * one `const tdm__transport_ops`; registry.c lists them.
  *
- * Life of a message. The sender's engine calls send(); it must not change `data` until sent() is called
- * back. On the receiver arrived() is called once with the head; the transport keeps the payload until
- * the engine calls take() (within arrived() or much later) or drop(). take() ends with received(),
- * possibly before it returns. Each message of a sender arrives exactly once, or not at all if the peer is
- * lost; the order is unspecified.
+ * Life of a message. The sender's engine calls send(); it must not change `data` until sent() is
+ * called back. On the receiver arrived() is called once with the head; the transport keeps the
+ * payload until the engine calls take() (within arrived() or much later) or drop(). take() ends
+ * with received(), possibly before it returns. Each message of a sender arrives exactly once, or
+ * not at all if the peer is lost; the order is unspecified.
  *
  * Invariants: callbacks come only from within progress(), send(), take(), drop() or forget(). After
  * forget(peer) returned, every send and take of that peer has been called back and none of their
@@ -53,12 +53,13 @@ typedef struct tdm__arrival tdm__arrival; /* a message whose payload was not tak
 
 typedef struct tdm__transport_events {
     void *user;
-    /* A message arrived from `peer`; `head` is valid only during the call, and head->source is peer. */
+    /* A message arrived from `peer`; `head` is valid only during the call, and head->source is
+     * peer. */
     void (*arrived)(void *user, int peer, const tdm__head *head, tdm__arrival *arrival);
     void (*received)(void *user, void *cookie, tdm_status status); /* a take() has ended */
     void (*sent)(void *user, void *cookie, tdm_status status);     /* a send() has ended */
-    /* The connection to `peer` is permanently lost. Its sends and takes have been called back, or will
-     * be with TDM_ERR_PEER_FAILED. `how` is text for messages: "connection reset". */
+    /* The connection to `peer` is permanently lost. Its sends and takes have been called back, or
+     * will be with TDM_ERR_PEER_FAILED. `how` is text for messages: "connection reset". */
     void (*lost)(void *user, int peer, const char *how);
 } tdm__transport_events;
 
@@ -90,13 +91,13 @@ typedef struct tdm__transport_ops {
     /* First half: creates this rank's endpoint and returns its address. */
     tdm_status (*create)(const tdm__transport_options *options, tdm__transport **out,
                          uint8_t address[TDM__MAX_ADDRESS], size_t *address_bytes, tdm_error *err);
-    /* Second half, after all ranks have created theirs. Addresses by rank; those of unreachable ranks
-     * have 0 bytes. Connections may be made now or on first use. */
+    /* Second half, after all ranks have created theirs. Addresses by rank; those of unreachable
+     * ranks have 0 bytes. Connections may be made now or on first use. */
     tdm_status (*connect)(tdm__transport *transport, const uint8_t *const *addresses,
                           const size_t *address_bytes, tdm_error *err);
     void (*destroy)(tdm__transport *transport);
-    /* The world is broken: destroy() need not wait for peers that do not answer its good-bye at once.
-     * NULL: destroy() never waits. */
+    /* The world is broken: destroy() need not wait for peers that do not answer its good-bye at
+     * once. NULL: destroy() never waits. */
     void (*hurry)(tdm__transport *transport);
 
     void (*send)(tdm__transport *transport, int peer, const tdm__head *head, const void *data,
@@ -107,15 +108,17 @@ typedef struct tdm__transport_ops {
     void (*forget)(tdm__transport *transport, int peer);
     /* Makes progress. Returns the number of callbacks made. */
     int (*progress)(tdm__transport *transport);
-    /* Sleeps until progress() may have work, wake() is called, or `timeout_s` is over. May spin briefly
-     * first. May return early. */
+    /* Sleeps until progress() may have work, wake() is called, or `timeout_s` is over. May spin
+     * briefly first. May return early. */
     void (*wait)(tdm__transport *transport, double timeout_s);
-    /* Ends the current wait(), or the next one at once. From any thread and from signal handlers. */
+    /* Ends the current wait(), or the next one at once. From any thread and from signal handlers.
+     * */
     void (*wake)(tdm__transport *transport);
     /* Seconds on the clock of deadlines; NULL: tdm_clock_s. */
     double (*now_s)(tdm__transport *transport);
-    /* A file descriptor that is readable when progress() may have work, for a wait on several transports
-     * at once. Called directly before the wait; returns -1 if there is work already. NULL: none. */
+    /* A file descriptor that is readable when progress() may have work, for a wait on several
+     * transports at once. Called directly before the wait; returns -1 if there is work already.
+     * NULL: none. */
     int (*arm)(tdm__transport *transport);
 } tdm__transport_ops;
 

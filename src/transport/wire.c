@@ -1,9 +1,9 @@
 /*
  * wire.c: heads of messages: sealed when sent, checked when received.
  *
- * The check (a hash of the 60 bytes before it) detects corrupt data and other programs that connect to
- * the port. It does not protect against an attacker who can compute it: unauthorised peers are excluded
- * when the world is opened (boot.c), and by TLS on untrusted networks.
+ * The check (a hash of the 60 bytes before it) detects corrupt data and other programs that connect
+ * to the port. It does not protect against an attacker who can compute it: unauthorised peers are
+ * excluded when the world is opened (boot.c), and by TLS on untrusted networks.
  */
 #include "transport/transport.h"
 

@@ -271,8 +271,8 @@ static void a_living_rank_is_given_up(void)
 /* A record that is well made, but says what cannot be. */
 static void write_lie(tdm__shm_ring_end *out, int which, uint64_t segment_bytes)
 {
-    out->record_at = out->lane->record_tail;
-    out->record_seen = out->lane->record_head;
+    out->record_at = out->ring->record_tail;
+    out->record_seen = out->ring->record_head;
     tdm__head head = {
         .world = BENCH_WORLD, .kind = TDM_CALL_SEND, .bytes = which == 0 ? 64 : 8192, .source = 1};
     if (which == 3) head.world++;
@@ -303,18 +303,18 @@ static void go_mad(bench *b, int round)
     tdm__shm_ring_end out = {0}, in = {0};
     CHECK(tdm__shm_ring_find(b->host, 1, 0, &out) && tdm__shm_ring_find(b->host, 0, 1, &in));
     int which = round % (SPOILS + LIES);
-    if (which == 0) out.lane->record_tail += tdm_rng_u32(&rng) | 1;
-    if (which == 1) in.lane->record_head += tdm_rng_u32(&rng) | 1;
+    if (which == 0) out.ring->record_tail += tdm_rng_u32(&rng) | 1;
+    if (which == 1) in.ring->record_head += tdm_rng_u32(&rng) | 1;
     if (which == 2) {
         for (int i = 0; i < 4000; i++) {
             size_t at = tdm_rng_below(&rng, out.sizes.record_bytes / 8);
             ((_Atomic uint64_t *)out.records)[at] = tdm_rng_u64(&rng);
         }
-        out.lane->record_tail += 64;
+        out.ring->record_tail += 64;
     }
     if (which == 3) {
-        in.lane->piece_head += 1000;
-        out.lane->piece_tail += 1 + tdm_rng_below(&rng, 20);
+        in.ring->piece_head += 1000;
+        out.ring->piece_tail += 1 + tdm_rng_below(&rng, 20);
     }
     if (which >= SPOILS) write_lie(&out, which - SPOILS, b->host->at.end);
     tdm__host_ring(b->host, 0);

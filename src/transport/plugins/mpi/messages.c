@@ -1,12 +1,12 @@
 /*
  * messages.c: messages over MPI: sending, arriving, taking, dropping, forgetting.
  *
- * Envelopes arrive on a private communicator, but are validated nevertheless; invalid ones are dropped.
- * Callbacks are queued while MPI is called, and made afterwards.
+ * Envelopes arrive on a private communicator, but are validated nevertheless; invalid ones are
+ * dropped. Callbacks are queued while MPI is called, and made afterwards.
  *
- * forget() cancels the receives of a peer; MPI cannot cancel sends. Sends that have not ended after a
- * moment are abandoned: they are called back, and their requests and envelopes are never reused. (MPI
- * does not report a dead peer: most launchers end the whole job.)
+ * forget() cancels the receives of a peer; MPI cannot cancel sends. Sends that have not ended after
+ * a moment are abandoned: they are called back, and their requests and envelopes are never reused.
+ * (MPI does not report a dead peer: most launchers end the whole job.)
  */
 #include "transport/plugins/mpi/mpi.h"
 
@@ -109,6 +109,7 @@ void tdm__mpi_send(tdm__transport *transport, int peer, const tdm__head *head, c
     size_t bytes = offsetof(tdm__mpi_envelope, payload) + (along ? head->bytes : 0);
     tdm__mpi_operation *op = NULL;
     tdm_status status = p->state == TDM__MPI_FORGOTTEN ? TDM_ERR_PEER_FAILED : TDM_OK;
+
     if (status == TDM_OK) {
         op = calloc(1, sizeof(*op));
         if (op) op->envelope = malloc(bytes);
@@ -120,6 +121,7 @@ void tdm__mpi_send(tdm__transport *transport, int peer, const tdm__head *head, c
         m->events.sent(m->events.user, cookie, status);
         return;
     }
+
     op->kind = TDM__MPI_SEND;
     op->peer = peer;
     op->cookie = cookie;
@@ -129,6 +131,7 @@ void tdm__mpi_send(tdm__transport *transport, int peer, const tdm__head *head, c
     if (!along && ++p->next_number == 0) p->next_number = 1;
     if (!along) op->envelope->number = p->next_number;
     if (along && head->bytes > 0) memcpy(op->envelope->payload, data, head->bytes);
+
     int result = MPI_Isend(op->envelope, (int)bytes, MPI_BYTE, peer, TDM__MPI_TAG, m->comm,
                            &m->requests[m->count]);
     request_add(m, op, result);
@@ -181,9 +184,7 @@ static void envelope_arrived(tdm__mpi *m, const tdm__mpi_envelope *e, const MPI_
     size_t bytes = along ? e->head.bytes : 0;
     tdm__arrival *a = malloc(sizeof(*a) + bytes);
     if (!a) {
-        m->starved =
-            status
-                ->MPI_SOURCE; /* the peer is reported lost, because a missing message would block forever */
+        m->starved = status->MPI_SOURCE; /* lost: a missing message would block forever */
         return;
     }
     *a = (tdm__arrival){.peer = status->MPI_SOURCE, .number = e->number, .head = e->head};
@@ -191,7 +192,7 @@ static void envelope_arrived(tdm__mpi *m, const tdm__mpi_envelope *e, const MPI_
     arrival_append(m, a);
 }
 
-/* ---- take and drop ----------------------------------------------------------------------------- */
+/* ---- take and drop --------------------------------------------------------------------------- */
 
 /* Starts to receive a payload; NULL on failure. */
 static tdm__mpi_operation *arrival_fetch(tdm__mpi *m, const tdm__arrival *a, tdm__mpi_kind kind,
@@ -328,7 +329,7 @@ int tdm__mpi_progress(tdm__transport *transport)
     return count;
 }
 
-/* ---- forget and stop --------------------------------------------------------------------------- */
+/* ---- forget and stop ------------------------------------------------------------------------- */
 
 static bool peer_busy(const tdm__mpi *m, int peer)
 {

@@ -5,9 +5,10 @@
  * initialised here unless the program has done so, and finalised only in that case; messages use a
  * private communicator. The ranks must be those of MPI_COMM_WORLD.
  *
- * MPI does not report dead peers and has no descriptors to wait on: sleeping consists of short naps that
- * grow to a millisecond. After the loss of a peer MPI is not finalised, because that would wait for it.
- * MPI_Finalize waits for all ranks, so destroy() first checks, for a bounded time, whether all are ready.
+ * MPI does not report dead peers and has no descriptors to wait on: sleeping consists of short naps
+ * that grow to a millisecond. After the loss of a peer MPI is not finalised, because that would
+ * wait for it. MPI_Finalize waits for all ranks, so destroy() first checks, for a bounded time,
+ * whether all are ready.
  */
 #include "transport/plugins/mpi/mpi.h"
 
@@ -150,6 +151,7 @@ static tdm_status mpi_create(const tdm__transport_options *options, tdm__transpo
     m->spins = options->spins;
     m->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     m->peers = calloc((size_t)options->size, sizeof(*m->peers));
+
     tdm_status status = TDM_OK;
     if (m->wake_fd < 0 || !m->peers)
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "mpi: out of memory or descriptors: %s",
@@ -158,11 +160,13 @@ static tdm_status mpi_create(const tdm__transport_options *options, tdm__transpo
     if (status == TDM_OK) status = mpi_check_rank(options, err);
     if (status == TDM_OK) status = mpi_make_comm(m, err);
     if (status == TDM_OK) status = tdm__mpi_start(m, err);
+
     if (status != TDM_OK) {
         m->peer_lost = true; /* the other ranks may not have got this far: do not wait for them */
         mpi_destroy(&m->transport);
         return status;
     }
+
     /* MPI knows the addresses: this one only says that the rank is reachable. */
     static const uint8_t name[] = {'m', 'p', 'i'};
     memcpy(address, name, sizeof(name));

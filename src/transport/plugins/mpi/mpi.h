@@ -2,9 +2,9 @@
  * mpi.h: shared declarations of the MPI transport.
  *
  * A message is an envelope (a head and a number) that includes payloads of up to a few KB; a larger
- * payload follows separately, with a tag derived from the number, and is received when the engine takes
- * it, directly into its buffer. A pool of persistent receives waits for envelopes; everything in
- * progress is one flat array of MPI requests for MPI_Testsome.
+ * payload follows separately, with a tag derived from the number, and is received when the engine
+ * takes it, directly into its buffer. A pool of persistent receives waits for envelopes; everything
+ * in progress is one flat array of MPI requests for MPI_Testsome.
  *
  * One thread at a time uses MPI, under the engine's lock: MPI_THREAD_SERIALIZED is enough.
  */
@@ -75,7 +75,8 @@ typedef struct tdm__mpi {
     _Atomic uint64_t active_ns;
     tdm__mpi_peer *peers;
     tdm__mpi_envelope pool[TDM__MPI_POOL];
-    /* Parallel arrays: the first TDM__MPI_POOL requests are the pool's, the others belong to operations. */
+    /* Parallel arrays: the first TDM__MPI_POOL requests are the pool's, the others belong to
+     * operations. */
     MPI_Request *requests;
     tdm__mpi_operation **owners;
     int *indices; /* result of MPI_Testsome */

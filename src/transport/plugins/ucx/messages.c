@@ -1,15 +1,15 @@
 /*
  * messages.c: messages over UCX: send, arrival, take, drop.
  *
- * A message is one active message, with our head as its header. UCX decides by size whether the payload
- * is included or fetched later. An included payload stays in UCX's memory if it allows that, and is
- * copied otherwise. Heads are validated: a message is accepted only if its head is right, its length
- * matches the head, and its source is a rank that can send.
+ * A message is one active message, with our head as its header. UCX decides by size whether the
+ * payload is included or fetched later. An included payload stays in UCX's memory if it allows
+ * that, and is copied otherwise. Heads are validated: a message is accepted only if its head is
+ * right, its length matches the head, and its source is a rank that can send.
  *
  * UCX calls the handlers (on_...) with our lock held by the calling thread.
  *
- * Invariants: an operation is either active in UCX (counted in its peer's `pending`) or in the queue of
- * ended ones, never both; an arrival is in the list until it is taken or dropped.
+ * Invariants: an operation is either active in UCX (counted in its peer's `pending`) or in the
+ * queue of ended ones, never both; an arrival is in the list until it is taken or dropped.
  */
 #include "transport/plugins/ucx/ucx.h"
 
@@ -249,7 +249,7 @@ ucs_status_t tdm__ucx_listen(tdm__ucx *ucx)
     return UCS_OK;
 }
 
-/* ---- take and drop ----------------------------------------------------------------------------- */
+/* ---- take and drop --------------------------------------------------------------------------- */
 
 /* Starts to fetch a payload from its sender. Not TDM_OK: it was not started. */
 static tdm_status arrival_start_fetch(tdm__ucx *u, tdm__arrival *a, void *into, void *cookie)

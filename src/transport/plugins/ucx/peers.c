@@ -1,20 +1,20 @@
 /*
  * peers.c: UCX endpoints: creation, loss, forgetting, closing.
  *
- * A peer has `streams` endpoints, each with its own connection; messages use them in turn. All use UCX's
- * peer failure mode: a connection that ends calls on_error, ends the requests of that endpoint, and is
- * reported to the engine once. forget() closes a peer's endpoints by force, which ends all operations
- * with it, and waits for that, for a bounded time.
+ * A peer has `streams` endpoints, each with its own connection; messages use them in turn. All use
+ * UCX's peer failure mode: a connection that ends calls on_error, ends the requests of that
+ * endpoint, and is reported to the engine once. forget() closes a peer's endpoints by force, which
+ * ends all operations with it, and waits for that, for a bounded time.
  *
- * In worlds of moderate size all ranks connect with each other when the world is opened, and wait until a
- * hello has arrived over every connection; in larger ones a connection is made on first use. (So a
- * firewall is noticed at once; and UCX 1.13 may abort the program if a peer dies while messages wait for
- * its connection.)
+ * In worlds of moderate size all ranks connect with each other when the world is opened, and wait
+ * until a hello has arrived over every connection; in larger ones a connection is made on first
+ * use. (So a firewall is noticed at once; and UCX 1.13 may abort the program if a peer dies while
+ * messages wait for its connection.)
  *
- * A rank that leaves sends a good-bye over each connection and waits for the answers, so that everything
- * it has sent has arrived; a flush is not an option, because UCX 1.13 can crash in its own flushes over
- * TCP. A peer that has sent a good-bye is not lost when its connections end: the control connection
- * decides what happens to calls that need it.
+ * A rank that leaves sends a good-bye over each connection and waits for the answers, so that
+ * everything it has sent has arrived; a flush is not an option, because UCX 1.13 can crash in its
+ * own flushes over TCP. A peer that has sent a good-bye is not lost when its connections end: the
+ * control connection decides what happens to calls that need it.
  */
 #include "transport/plugins/ucx/ucx.h"
 
@@ -109,7 +109,8 @@ static void endpoints_close(tdm__ucx_peer *peer)
     }
 }
 
-/* Makes progress, or sleeps shortly without the lock if there is nothing to do; false on timeout. */
+/* Makes progress, or sleeps shortly without the lock if there is nothing to do; false on timeout.
+ * */
 static bool ucx_progress_until(tdm__ucx *u, double end_s)
 {
     if (tdm__ucx_turn(u) > 0) return true;
@@ -184,6 +185,7 @@ static tdm_status ucx_meet(tdm__ucx *u, tdm_error *err)
         for (int k = 0; k < u->streams; k++) tdm__ucx_endpoint(peer);
         for (int k = 0; k < u->streams; k++) peer_send_card(peer, k, TDM__UCX_HELLO);
     }
+
     double end_s = tdm_clock_s() + max_meet_s;
     for (int i; (i = ucx_first_unmet(u)) >= 0;) {
         bool in_time = ucx_progress_until(u, end_s);

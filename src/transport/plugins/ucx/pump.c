@@ -1,14 +1,14 @@
 /*
  * pump.c: a thread that drives UCX while the engine does other work.
  *
- * UCX makes progress only when it is called. It reports a send as complete once it has copied the bytes,
- * and may then hold the end of a message, or the answer to a peer's rendezvous, until the next call;
- * after the last message of a collective, that is after the program has computed its next step. So a
- * thread calls UCX when it was not called for a moment. The thread makes no callbacks: it queues what
- * arrives and ends the engine's wait.
+ * UCX makes progress only when it is called. It reports a send as complete once it has copied the
+ * bytes, and may then hold the end of a message, or the answer to a peer's rendezvous, until the
+ * next call; after the last message of a collective, that is after the program has computed its
+ * next step. So a thread calls UCX when it was not called for a moment. The thread makes no
+ * callbacks: it queues what arrives and ends the engine's wait.
  *
- * While the engine is active, the thread only checks every few milliseconds; while nothing happens, it
- * sleeps in the kernel. It runs with all signals blocked.
+ * While the engine is active, the thread only checks every few milliseconds; while nothing happens,
+ * it sleeps in the kernel. It runs with all signals blocked.
  */
 #include "transport/plugins/ucx/ucx.h"
 

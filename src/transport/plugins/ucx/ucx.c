@@ -1,26 +1,28 @@
 /*
  * ucx.c: the UCX transport: settings, creation, sleep and ops table.
  *
- * UCX finds the networks of a machine by itself and uses the best of them. The settings here are those
- * that our use of it needs, and only if the user's environment (UCX_...) does not set them:
+ * UCX finds the networks of a machine by itself and uses the best of them. The settings here are
+ * those that our use of it needs, and only if the user's environment (UCX_...) does not set them:
  *
  *  - thresholds and segment sizes for large messages over TCP (measured by `tandem bench`);
- *  - no cache of registered memory: our shared memory frees pages by punching holes, which UCX's cache
- *    does not notice, and a network card would then write to freed pages;
+ *  - no cache of registered memory: our shared memory frees pages by punching holes, which UCX's
+ *    cache does not notice, and a network card would then write to freed pages;
  *  - over TCP, payloads pass through UCX's buffers: any process that reaches the port could write
- *    directly into the receiver's memory, and a forgotten peer could continue to do so; and UCX 1.13
- *    aborts the program if a peer dies during a zero-copy send (it ends the send twice, and asserts);
- *  - over TCP between hosts, messages of up to 2 MB are sent eagerly. With a rendezvous, the answer of a
- *    receiver queues behind everything that it sends itself on the same connection, so that of two ranks
- *    that send to each other only one does at a time (`bench/comm --only wire` shows the difference). The
- *    receiver keeps payloads that it does not expect yet, bounded by the engine, at the cost of one copy;
+ *    directly into the receiver's memory, and a forgotten peer could continue to do so; and UCX
+ *    1.13 aborts the program if a peer dies during a zero-copy send (it ends the send twice, and
+ *    asserts);
+ *  - over TCP between hosts, messages of up to 2 MB are sent eagerly. With a rendezvous, the answer
+ *    of a receiver queues behind everything that it sends itself on the same connection, so that of
+ *    two ranks that send to each other only one does at a time (`bench/comm --only wire` shows the
+ *    difference). The receiver keeps payloads that it does not expect yet, bounded by the engine,
+ *    at the cost of one copy;
  *  - no output on the terminal. (comm/module.c handles what UCX does while it is loaded.)
  *
- * Settings of UCX's own transports (TCP_...) can be set only through the environment, which is therefore
- * changed while UCX reads it; no other thread should read it meanwhile.
+ * Settings of UCX's own transports (TCP_...) can be set only through the environment, which is
+ * therefore changed while UCX reads it; no other thread should read it meanwhile.
  *
- * In a world of several hosts the loopback device is excluded: in containers and network namespaces of
- * one machine UCX would use it to reach the other host.
+ * In a world of several hosts the loopback device is excluded: in containers and network namespaces
+ * of one machine UCX would use it to reach the other host.
  */
 #include "transport/plugins/ucx/ucx.h"
 
@@ -106,8 +108,8 @@ static bool host_has_rdma(void)
     return found;
 }
 
-/* Whether messages of moderate size are sent eagerly to other hosts. Must be called while our own settings
- * are not in the environment. */
+/* Whether messages of moderate size are sent eagerly to other hosts. Must be called while our own
+ * settings are not in the environment. */
 static bool options_sends_eagerly(const tdm__transport_options *options)
 {
     return options_has_several_hosts(options) && !env_has_setting("RNDV_THRESH") &&
@@ -198,13 +200,15 @@ static void ucx_destroy(tdm__transport *transport)
     if (!u) return;
     tdm__ucx_pump_stop(u);
     if (u->unmet) {
-        /* UCX 1.13 aborts the process if connections are closed while they are being made (assertions in
-         * wireup_ep.c, ucp_request.c and tcp_ep.c). Leaking memory and descriptors is the smaller loss. */
+        /* UCX 1.13 aborts the process if connections are closed while they are being made
+         * (assertions in wireup_ep.c, ucp_request.c and tcp_ep.c). Leaking memory and descriptors
+         * is the smaller loss. */
         tdm_log(TDM_LOG_INFO, "comm",
                 "UCX cannot close connections that are being made: they stay open "
                 "until this process ends");
         return;
     }
+
     if (u->worker) {
         tdm__ucx_release_arrivals(u);
         tdm__ucx_leave(u);
@@ -213,9 +217,11 @@ static void ucx_destroy(tdm__transport *transport)
         tdm__ucx_release_operations(u);
     }
     if (u->context) ucp_cleanup(u->context);
+
     const int fds[] = {u->wake_fd, u->stop_fd, u->poll_fd};
     for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
         if (fds[i] >= 0) close(fds[i]);
+
     for (int i = 0; u->peers && i < u->size; i++) {
         free(u->peers[i].address);
         free(u->peers[i].eps);
@@ -283,12 +289,14 @@ static tdm_status ucx_create(const tdm__transport_options *options, tdm__transpo
 {
     tdm__ucx *u = ucx_allocate(options);
     if (!u) return tdm_fail(err, TDM_ERR_NO_MEMORY, "ucx: out of memory or descriptors");
+
     tdm_status status = TDM_OK;
     size_t bytes = 0;
     ucs_status_t said = UCS_OK;
     bool enough = ucx_has_descriptors(u);
     if (enough) said = ucx_start(u, options);
     if (enough && said == UCS_OK) said = ucp_worker_get_address(u->worker, &u->address, &bytes);
+
     if (!enough)
         status = tdm_fail(err, TDM_ERR_SYSTEM,
                           "ucx: too few file descriptors to start UCX; raise the limit on "
@@ -309,10 +317,12 @@ static tdm_status ucx_create(const tdm__transport_options *options, tdm__transpo
              !tdm__ucx_pump_start(u))
         status = tdm_fail(err, TDM_ERR_SYSTEM, "ucx: cannot create a thread or descriptor: %s",
                           strerror(errno));
+
     if (status != TDM_OK) {
         ucx_destroy(&u->transport);
         return status;
     }
+
     bool unasked = options->host_of && options_sends_eagerly(options);
     for (int i = 0; i < u->size; i++)
         u->peers[i].is_eager = unasked && options->host_of[i] != options->host_of[u->rank];
@@ -338,7 +348,7 @@ static tdm_status ucx_connect(tdm__transport *transport, const uint8_t *const *a
     return status;
 }
 
-/* ---- progress and sleep ------------------------------------------------------------------------ */
+/* ---- progress and sleep ---------------------------------------------------------------------- */
 
 static int ucx_progress(tdm__transport *transport)
 {

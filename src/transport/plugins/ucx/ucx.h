@@ -1,16 +1,16 @@
 /*
  * ucx.h: shared declarations of the UCX transport.
  *
- * One UCP worker per rank; messages are active messages with our head as header. Small payloads are sent
- * with the header (eager), large ones are fetched into the engine's buffer when it takes them
+ * One UCP worker per rank; messages are active messages with our head as header. Small payloads are
+ * sent with the header (eager), large ones are fetched into the engine's buffer when it takes them
  * (rendezvous); over TCP between hosts, those of moderate size are eager as well (ucx.c gives the
- * reason). UCX calls our handlers from within its progress; they only fill queues, which are emptied
- * after UCX has returned. So the engine's callbacks may call send(), take(), drop() and forget() freely,
- * and UCX is never entered recursively.
+ * reason). UCX calls our handlers from within its progress; they only fill queues, which are
+ * emptied after UCX has returned. So the engine's callbacks may call send(), take(), drop() and
+ * forget() freely, and UCX is never entered recursively.
  *
- * Threads: `lock` protects UCX and all fields below it in tdm__ucx. The functions of the ops table and
- * the pump (pump.c) take it; it is never held while the engine is called back. Functions shared between
- * the files are called with it held unless their comment says otherwise.
+ * Threads: `lock` protects UCX and all fields below it in tdm__ucx. The functions of the ops table
+ * and the pump (pump.c) take it; it is never held while the engine is called back. Functions shared
+ * between the files are called with it held unless their comment says otherwise.
  */
 #ifndef TANDEM_TRANSPORT_PLUGINS_UCX_UCX_H
 #define TANDEM_TRANSPORT_PLUGINS_UCX_UCX_H
@@ -117,7 +117,8 @@ struct tdm__ucx {
 };
 
 /* peers.c */
-/* The endpoint for the next message to this peer, created if necessary; NULL: it is lost (queued). */
+/* The endpoint for the next message to this peer, created if necessary; NULL: it is lost (queued).
+ * */
 ucp_ep_h tdm__ucx_endpoint(tdm__ucx_peer *peer);
 void tdm__ucx_lose(tdm__ucx_peer *peer, ucs_status_t why);
 void tdm__ucx_forget(tdm__transport *transport, int peer); /* takes the lock */
