@@ -1,10 +1,10 @@
 /*
- * job.h: the job file, which says everything that decides a training run.
+ * job.h: the job file, which describes a training run.
  *
- * One table of keys (src/job/keys.c) gives parsing, types, ranges, defaults, help and the reference
- * page. A job is loaded whole or not at all; all problems of a file are collected in one go, each
- * with its place. Paths in a file are relative to the file; paths given by --set are relative to
- * the current folder; in a loaded job all of them are absolute.
+ * One table of keys (src/job/keys.c) defines parsing, types, ranges, defaults, help and the
+ * reference page. A job is loaded completely or not at all; all problems of a file are reported at
+ * once, each with its position. Paths in a file are relative to the directory of the file; paths
+ * given by --set are relative to the current directory; in a loaded job all paths are absolute.
  */
 #ifndef TANDEM_JOB_H
 #define TANDEM_JOB_H
@@ -108,7 +108,7 @@ typedef enum tdm_job_numerics {
     TDM_JOB_NUMERICS_PORTABLE,
     TDM_JOB_NUMERICS_VENDOR
 } tdm_job_numerics;
-enum { TDM_MAX_THREADS = 1024 }; /* of a worker */
+enum { TDM_MAX_THREADS = 1024 }; /* per worker */
 typedef enum tdm_job_transport {
     TDM_JOB_TRANSPORT_AUTO,
     TDM_JOB_TRANSPORT_SHM,
@@ -142,11 +142,11 @@ typedef struct tdm_job_int_list {
     size_t count;
 } tdm_job_int_list;
 
-/* An entry of optim.groups: parameters whose names match, and what is different for them. */
+/* An entry of optim.groups: settings for the parameters whose names match. */
 typedef struct tdm_job_param_group {
     const char *match;
     double lr_scale;
-    double weight_decay; /* NAN: as for all others */
+    double weight_decay; /* NAN: optim.weight_decay */
 } tdm_job_param_group;
 
 typedef struct tdm_job_group_list {
@@ -154,13 +154,13 @@ typedef struct tdm_job_group_list {
     size_t count;
 } tdm_job_group_list;
 
-/* An entry of model.options: both as they stand in the job, without quotes. */
+/* An entry of model.options: both texts as in the job, without quotes. */
 typedef struct tdm_job_option {
     const char *name;
     const char *value;
 } tdm_job_option;
 
-typedef struct tdm_job_option_list { /* in order of name */
+typedef struct tdm_job_option_list { /* sorted by name */
     const tdm_job_option *items;
     size_t count;
 } tdm_job_option_list;
@@ -199,19 +199,18 @@ typedef enum tdm_job_layer_kind {
     TDM_JOB_LAYER_KIND_COUNT
 } tdm_job_layer_kind;
 typedef enum tdm_job_causal {
-    TDM_JOB_CAUSAL_AUTO, /* yes for tokens, no for all else */
+    TDM_JOB_CAUSAL_AUTO, /* yes for tokens, no for everything else */
     TDM_JOB_CAUSAL_YES,
     TDM_JOB_CAUSAL_NO
 } tdm_job_causal;
 typedef enum tdm_job_shortcut {
-    TDM_JOB_SHORTCUT_AUTO, /* the identity where the shapes agree, otherwise a projection */
+    TDM_JOB_SHORTCUT_AUTO, /* the identity if the shapes agree, otherwise a projection */
     TDM_JOB_SHORTCUT_IDENTITY,
     TDM_JOB_SHORTCUT_PROJECTION
 } tdm_job_shortcut;
 
-/* The size of a layer that is as large as there are classes; the padding that keeps the size. */
-#define TDM_JOB_SIZE_CLASSES 0
-#define TDM_JOB_PADDING_SAME (-1)
+#define TDM_JOB_SIZE_CLASSES 0    /* tdm_job_layer.size: the number of classes */
+#define TDM_JOB_PADDING_SAME (-1) /* tdm_job_layer.padding: keeps the size */
 
 typedef struct tdm_job_layer tdm_job_layer;
 typedef struct tdm_job_layer_list {
@@ -219,35 +218,35 @@ typedef struct tdm_job_layer_list {
     size_t count;
 } tdm_job_layer_list;
 
-/* An entry of 'layers'. Which fields count depends on the kind; all others are zero. */
+/* An entry of 'layers'. The kind determines which fields are used; the others are zero. */
 struct tdm_job_layer {
-    int kind;         /* tdm_job_layer_kind */
-    int64_t size;     /* linear: features; convolutions: channels; embedding: width */
-    int64_t kernel;   /* convolutions and pools; the same in both directions, as all these */
-    int64_t stride;   /* pools: 0 for as large as the kernel */
-    int64_t padding;  /* convolutions: or TDM_JOB_PADDING_SAME */
-    int64_t dilation; /* convolutions */
-    int64_t groups;   /* convolutions */
-    bool bias;        /* linear, convolutions */
-    double momentum;  /* batch_norm */
-    double eps;       /* norms */
-    double rate;      /* dropout, and the dropout inside attention */
-    bool tied;        /* embedding: its table is also the last layer */
-    int64_t heads;    /* attention */
-    int causal;       /* attention: tdm_job_causal */
-    int shortcut;     /* residual: tdm_job_shortcut */
-    int64_t times;    /* repeat */
-    tdm_job_layer_list layers; /* residual, repeat: what is inside */
+    int kind;                  /* tdm_job_layer_kind */
+    int64_t size;              /* linear: features; convolutions: channels; embedding: width */
+    int64_t kernel;            /* convolutions and pools; the same in both dimensions */
+    int64_t stride;            /* pools: 0 means the kernel size */
+    int64_t padding;           /* convolutions: may be TDM_JOB_PADDING_SAME */
+    int64_t dilation;          /* convolutions */
+    int64_t groups;            /* convolutions */
+    bool bias;                 /* linear, convolutions */
+    double momentum;           /* batch_norm */
+    double eps;                /* norms */
+    double rate;               /* dropout, and the dropout of attention */
+    bool tied;                 /* embedding: its table also computes the logits */
+    int64_t heads;             /* attention */
+    int causal;                /* attention: tdm_job_causal */
+    int shortcut;              /* residual: tdm_job_shortcut */
+    int64_t times;             /* repeat */
+    tdm_job_layer_list layers; /* residual, repeat: the nested layers */
 };
 
 /*
- * A loaded job: plain fields, one per key, grouped as in the file. Texts and lists belong to the
- * job. An optional path or mapping that was not given is NULL, an optional number 0.
+ * A loaded job: one field per key, grouped as in the file. The document owns texts and lists. An
+ * optional path or mapping that was not given is NULL, an optional number is 0.
  */
 typedef struct tdm_job {
     const char *name;
     int64_t seed;
-    tdm_job_layer_list layers; /* of the model layers */
+    tdm_job_layer_list layers; /* for the model layers */
     struct {
         int kind; /* tdm_job_model */
         tdm_job_int_list channels;
@@ -256,16 +255,16 @@ typedef struct tdm_job {
         tdm_job_int_list hidden;
         int activation; /* tdm_job_activation */
         double dropout;
-        int preset;                 /* tdm_job_preset: what the next five keys are when not given */
-        int64_t layers;             /* gpt: blocks */
-        int64_t width;              /* gpt: channels of the residual stream */
-        int64_t heads;              /* gpt: of each attention; width is a multiple of it */
-        int64_t context;            /* gpt: tokens in a window */
-        int64_t vocabulary;         /* gpt: tokens there are; 0: as many as the data has */
-        const char *init_from;      /* a safetensors file */
-        const char *library;        /* library: the shared object that has the model */
-        const char *library_sha256; /* of that file, filled in when it is not given */
-        tdm_job_option_list options; /* library: what its model is told */
+        int preset;                  /* tdm_job_preset: defaults of the next five keys */
+        int64_t layers;              /* gpt: blocks */
+        int64_t width;               /* gpt: channels of the residual stream */
+        int64_t heads;               /* gpt: of each attention; width is a multiple of it */
+        int64_t context;             /* gpt: tokens in a window */
+        int64_t vocabulary;          /* gpt: number of tokens; 0: taken from the data */
+        const char *init_from;       /* a safetensors file */
+        const char *library;         /* library: the shared object with the model */
+        const char *library_sha256;  /* of that file; computed if it was not given */
+        tdm_job_option_list options; /* library: settings of its model */
     } model;
     struct {
         const char *train;
@@ -273,7 +272,7 @@ typedef struct tdm_job {
         const char *test;
         const char *test_labels;
         double test_fraction;   /* 0: no split */
-        tdm_job_int_list shape; /* of a sample; empty: as the file says */
+        tdm_job_int_list shape; /* of a sample; empty: taken from the file */
         int format;             /* tdm_job_format */
         int header;             /* tdm_job_header */
         const char *label;      /* a column name, a number counted from 1, "first" or "last" */
@@ -284,14 +283,14 @@ typedef struct tdm_job {
     } data;
     struct {
         int64_t batch;
-        int64_t epochs;                       /* 0 when train.steps rules */
-        int64_t steps;                        /* 0 when train.epochs rules */
+        int64_t epochs;                       /* 0 if train.steps is given */
+        int64_t steps;                        /* 0 if train.epochs applies */
         double label_smoothing;               /* 0: off */
         double l1;                            /* 0: off */
         double l2;                            /* 0: off */
         const tdm_job_early_stop *early_stop; /* NULL: off */
         int bad_numbers;                      /* tdm_job_bad_numbers */
-        int64_t max_bad_numbers;              /* steps in a row that may be skipped */
+        int64_t max_bad_numbers;              /* maximum number of consecutive skipped steps */
     } train;
     struct {
         int kind; /* tdm_job_optim */
@@ -312,7 +311,7 @@ typedef struct tdm_job {
     struct {
         int kind; /* tdm_job_schedule */
         int64_t warmup;
-        int64_t steps; /* 0: as many as the training has */
+        int64_t steps; /* 0: the length of the run */
         double floor;
         double gamma;
         int64_t every_steps; /* 0: not given */
@@ -329,9 +328,9 @@ typedef struct tdm_job {
     struct {
         int64_t lanes;            /* 0: auto */
         int64_t zero;             /* 0 to 3 */
-        const char *offload;      /* a folder; NULL: none */
+        const char *offload;      /* a directory; NULL: none */
         int balance;              /* tdm_job_balance */
-        tdm_job_int_list weights; /* of the ranks, in order; empty: by their processors */
+        tdm_job_int_list weights; /* of the ranks, in order; empty: their number of CPUs */
         int reduce;               /* tdm_job_reduce */
         int64_t bucket;           /* bytes; 0: measured */
         bool overlap;
@@ -345,7 +344,7 @@ typedef struct tdm_job {
     } compute;
     struct {
         int recompute; /* tdm_job_recompute */
-        int64_t limit; /* bytes; 0: what the machine has */
+        int64_t limit; /* bytes; 0: the available memory */
     } memory;
     struct {
         int transport; /* tdm_job_transport */
@@ -364,43 +363,44 @@ typedef struct tdm_job {
         int64_t every_steps;  /* 0: off */
         double every_minutes; /* 0: off */
         int64_t keep;         /* 0: all */
-        int64_t keep_every; /* 0: none beyond these; else every so many steps one stays for good */
-        int64_t keep_best;  /* how many stay for their test metric */
-        int metric;         /* tdm_job_metric, of keep_best */
-        int compress;       /* tdm_job_compress */
+        int64_t
+            keep_every;    /* checkpoints of multiples of this step are kept permanently; 0: none */
+        int64_t keep_best; /* number of checkpoints kept for their test metric */
+        int metric;        /* tdm_job_metric of keep_best */
+        int compress;      /* tdm_job_compress */
         bool background;
-        double retry_s; /* 0: what the disk refuses is not tried again */
-        bool ledger;    /* of samples */
+        double retry_s; /* 0: failed writes are not retried */
+        bool ledger;    /* write a ledger of samples */
     } checkpoint;
     int store; /* tdm_job_kv */
     struct {
-        const char *endpoints; /* URLs, with commas between */
+        const char *endpoints; /* URLs, separated by commas */
         const char *user;      /* NULL: none */
         const char *password_file;
         const char *ca, *certificate, *key; /* files; NULL: none */
     } etcd;
     struct {
-        int64_t min, max; /* ranks; 0: one; as many as asked for at the beginning */
-        double wait;      /* seconds for the minimum to come together */
-        double heartbeat; /* seconds without a sign of life; 0: by what is observed */
-        double stall;     /* seconds a rank may be behind the others; 0: by what is observed */
+        int64_t min, max; /* ranks; min 0: one; max 0: the number at the start */
+        double wait;      /* seconds to wait for the minimum number of ranks */
+        double heartbeat; /* timeout in seconds; 0: derived from observed heartbeats */
+        double stall;     /* timeout in seconds; 0: derived from observed steps */
         bool mirror;
         int64_t restarts;      /* of one worker, within restart_window; 0: none */
         double restart_window; /* seconds */
-        double grace;          /* seconds from SIGTERM to the end */
+        double grace;          /* seconds from SIGTERM to SIGKILL */
     } elastic;
     struct {
-        const char *dir;         /* runs are made below it */
-        int64_t log_every_steps; /* a line in metrics.jsonl for every so many steps */
+        const char *dir;         /* parent of the run directories */
+        int64_t log_every_steps; /* number of steps between lines in metrics.jsonl */
     } run;
 } tdm_job;
 
-/* One thing wrong with a job. */
+/* A problem of a job. */
 typedef struct tdm_job_problem {
     const char *file; /* as given; "--set" for an override */
-    int line;         /* from 1; 0 when it has no place in a file */
+    int line;         /* from 1; 0 if it has no position in a file */
     int column;
-    const char *message; /* what is wrong and what to do, without the place */
+    const char *message; /* what is wrong and what to do, without the position */
 } tdm_job_problem;
 
 typedef struct tdm_job_problems {
@@ -411,28 +411,30 @@ typedef struct tdm_job_problems {
 typedef struct tdm_job_options {
     const char *const *overrides; /* "a.b.c=value" */
     size_t override_count;
-    bool no_file_checks; /* do not look whether named files exist (for documentation, fuzzing) */
+    bool no_file_checks; /* do not check whether named files exist (for documentation, fuzzing) */
 } tdm_job_options;
 
 /*
- * A loaded job, or what is wrong with it. After a load, exactly one of the two has content: `job`
- * is NULL when there are problems. Both live until the document is destroyed.
+ * A loaded job, or its problems. After a load exactly one of the two exists: the job is NULL if
+ * there are problems. Both are valid until the document is destroyed.
  */
 typedef struct tdm_job_document tdm_job_document;
 
-/* Fails (TDM_ERR_JOB_INVALID; TDM_ERR_JOB_MISMATCH when all that is wrong is that model.library is
- * not the file of model.library_sha256) with the first problem in `err`; *out is set all the same, so that the
- * caller can print all of them; *out is NULL only when memory ran out or the file was unreadable. */
+/* Loads a job from a file. On problems it fails with TDM_ERR_JOB_INVALID, or TDM_ERR_JOB_MISMATCH if
+ * the only problem is that model.library does not have the hash model.library_sha256. `err` has the
+ * first problem; *out is set as well, so that the caller can print all of them. *out is NULL only if
+ * memory ran out or the file was unreadable. */
 TDM_API tdm_status tdm_job_load(const char *path, const tdm_job_options *options,
                                 tdm_job_document **out, tdm_error *err);
-/* The same from bytes; `name` stands for the file in messages, `dir` anchors relative paths. */
+/* Like tdm_job_load, from bytes; `name` is the file name in messages, and relative paths are relative
+ * to `dir`. */
 TDM_API tdm_status tdm_job_parse(const char *bytes, size_t count, const char *name, const char *dir,
                                  const tdm_job_options *options, tdm_job_document **out,
                                  tdm_error *err);
 TDM_API void tdm_job_document_destroy(tdm_job_document *document);
 TDM_API const tdm_job *tdm_job_document_job(const tdm_job_document *document);
 TDM_API tdm_job_problems tdm_job_document_problems(const tdm_job_document *document);
-/* What is likely not what was meant, yet no mistake: sizes given for a model of another kind. */
+/* Warnings, such as sizes that were given for a model of another kind. */
 TDM_API tdm_job_problems tdm_job_document_warnings(const tdm_job_document *document);
 /* "file:line:column: message". */
 TDM_API void tdm_job_problem_text(const tdm_job_problem *problem, tdm_str *out);
@@ -441,34 +443,35 @@ TDM_API void tdm_job_problem_text(const tdm_job_problem *problem, tdm_str *out);
 TDM_API void tdm_job_show(const tdm_job *job, tdm_str *out);
 TDM_API void tdm_job_show_json(const tdm_job *job, tdm_str *out);
 /*
- * A hash of what decides the trained bits. Keys that do not (names, folders, how often to log or
- * save) are left out, and so are the places of data files, though not how they are read. How long
- * to train is left out as well: it decides where a run stops, not the way it takes, so that a
- * finished run may be continued. Some keys decide bits in some jobs only (decides_when): the length
- * of the training when the schedule is as long, how to evaluate when the schedule looks at that.
+ * A hash of the keys that affect the trained bits. Other keys (names, directories, intervals of
+ * logging and saving) are excluded, as are the paths of data files, but not how they are read. The
+ * length of the run is excluded as well, so that a finished run can be extended. Some keys affect
+ * bits in some jobs only (decides_when): the length of the run if the schedule is as long, and the
+ * keys of evaluation if the schedule depends on evaluations.
  */
 TDM_API tdm_status tdm_job_hash(const tdm_job *job, char hex[TDM_SHA256_HEX], tdm_error *err);
-/* Does the job's model take tokens, and so a text? gpt does, and layers that begin with embedding.
- * Of a library only the library knows: tdm_model_takes_tokens. */
+/* Whether the job's model is a token model, which is trained on a text: gpt, or layers that start
+ * with embedding. For a model from a library use tdm_model_takes_tokens. */
 TDM_API bool tdm_job_takes_tokens(const tdm_job *job);
-/* "conv": what a job calls a tdm_job_layer_kind. */
+/* The name of a tdm_job_layer_kind in a job, such as "conv". */
 TDM_API const char *tdm_job_layer_name(int kind);
-/* Lists in `out` the keys that decide bits and differ: "train.batch: 32 here, 64 there". */
+/* Lists in `out` the keys that affect bits and differ: "train.batch: 32 here, 64 there". Returns how
+ * many there are. */
 TDM_API size_t tdm_job_diff(const tdm_job *here, const tdm_job *there, tdm_str *out);
 
 /* ---- the table of keys ----------------------------------------------------------------------- */
 
 typedef enum tdm_job_key_type {
     TDM_JOB_KEY_STRING,
-    TDM_JOB_KEY_PATH, /* a file that must be there */
-    TDM_JOB_KEY_DIR,  /* a folder that may be made */
+    TDM_JOB_KEY_PATH, /* a file that must exist */
+    TDM_JOB_KEY_DIR,  /* a directory that may be created */
     TDM_JOB_KEY_INT,
     TDM_JOB_KEY_REAL,
     TDM_JOB_KEY_BOOL,
     TDM_JOB_KEY_CHOICE,
     TDM_JOB_KEY_INT_LIST,
-    TDM_JOB_KEY_MAP,      /* keys of its own: the field points to a struct, or is NULL */
-    TDM_JOB_KEY_MAP_LIST, /* a list of such: the field is a pointer to structs and their count */
+    TDM_JOB_KEY_MAP,      /* a mapping: the field points to a struct, or is NULL */
+    TDM_JOB_KEY_MAP_LIST, /* a list of mappings: the field is a pointer to structs and their count */
     TDM_JOB_KEY_OPTIONS,  /* a mapping of any names to single values: a tdm_job_option_list */
     TDM_JOB_KEY_LAYERS    /* a tdm_job_layer_list */
 } tdm_job_key_type;
@@ -476,12 +479,12 @@ typedef enum tdm_job_key_type {
 /* A check beyond type and range. */
 typedef enum tdm_job_key_form {
     TDM_JOB_FORM_ANY,
-    TDM_JOB_FORM_NAME,      /* letters, digits, '.', '_', '-': fit for a folder's name */
+    TDM_JOB_FORM_NAME,      /* letters, digits, '.', '_', '-': valid as a directory name */
     TDM_JOB_FORM_CHARACTER, /* one ASCII character, or the word tab */
     TDM_JOB_FORM_POWER_OF_TWO,
     TDM_JOB_FORM_SHA256, /* 64 hexadecimal digits */
-    TDM_JOB_FORM_SIZE,   /* an int of bytes, which may have a unit: 512MB, 2GiB */
-    TDM_JOB_FORM_LAYER   /* a kind of layer: its first setting may stand alone, if it is required */
+    TDM_JOB_FORM_SIZE,   /* a number of bytes, optionally with a unit: 512MB, 2GiB */
+    TDM_JOB_FORM_LAYER   /* a kind of layer: the value of a required first setting is enough */
 } tdm_job_key_form;
 
 typedef struct tdm_job_key tdm_job_key;
@@ -489,42 +492,46 @@ struct tdm_job_key {
     const char *path; /* "train.batch" */
     tdm_job_key_type type;
     size_t offset;             /* of the field in tdm_job, or in the struct of a mapping */
-    const char *fallback;      /* the default as YAML; NULL: the key is required, or optional */
-    const char *fallback_note; /* shown instead of the default, when that is computed */
+    const char *fallback;      /* the default as YAML; NULL: the key is required or optional */
+    const char *fallback_note; /* shown instead of the default if that is computed */
     bool required;
     bool decides_bits; /* part of tdm_job_hash */
-    /* With decides_bits: only for jobs of which this is true, and those in words. NULL: for all. */
+    /* With decides_bits: only for jobs for which decides_when returns true (NULL: for all);
+     * decides_note is the condition in words. */
     bool (*decides_when)(const tdm_job *job);
     const char *decides_note;
-    double min;                /* numbers: the range, both ends included unless open_... */
-    double max;                /* INFINITY: none */
+    double min;                /* numbers: the minimum */
+    double max;                /* numbers: the maximum; INFINITY: none */
     bool min_open;             /* the lower end is excluded */
     bool max_open;             /* the upper end is excluded */
-    size_t max_count;          /* lists: how many entries at most */
-    const tdm_job_key *fields; /* mappings: their keys; paths begin with this key's */
+    size_t max_count;          /* lists: the maximum number of entries */
+    const tdm_job_key *fields; /* mappings: their keys; paths begin with the path of this key */
     size_t field_count;
-    size_t struct_bytes; /* mappings: of the struct that holds one */
+    size_t struct_bytes; /* mappings: the size of the struct */
     tdm_job_key_form form;
     const char *word;        /* an int that may also be this word: "auto", "all", "never" */
-    int64_t word_value;      /* what the word means: 0 unless that is a number of its own */
-    const char *not_list;    /* what to say when a list stands where something else is wanted */
+    int64_t word_value;      /* the number that the word stands for */
+    const char *not_list;    /* advice in the message about an unexpected list */
     const char *choices;     /* "relu | gelu | tanh" */
-    const char *excludes;    /* the key it cannot stand beside */
-    const char *needs;       /* the key that must be given too */
-    const char *also_called; /* "batch_size bs": names from elsewhere, for suggestions only */
+    const char *excludes;    /* a key that cannot be given together with this one */
+    const char *needs;       /* a key that must be given as well */
+    const char *also_called; /* "batch_size bs": names in other systems, for suggestions only */
     const char *help;        /* a sentence or more */
 };
 
 TDM_API size_t tdm_job_key_count(void);
 TDM_API const tdm_job_key *tdm_job_key_at(size_t index);
-/* The value of that key, as tdm_job_show shows it; none when the job does not have it. */
+/* Adds the value of a key as tdm_job_show prints it; "none" if the job does not have it. */
 TDM_API void tdm_job_value_show(const tdm_job *job, size_t index, tdm_str *out);
-/* The reference for all keys that begin with `prefix` ("" for all): plain text, or Markdown. */
+/* The reference of all keys that begin with `prefix` ("" for all), as plain text. Returns their
+ * number. */
 TDM_API size_t tdm_job_keys_text(const char *prefix, tdm_str *out);
+/* The reference of all keys as Markdown: docs/job-file.md. */
 TDM_API void tdm_job_keys_markdown(tdm_str *out);
+/* Like tdm_job_keys_text, as a JSON array. */
 TDM_API size_t tdm_job_keys_json(const char *prefix, tdm_str *out);
 
-/* The library that reads YAML: "libyaml 0.2.5". Returns `buffer`. */
+/* The YAML library and its version: "libyaml 0.2.5". Returns `buffer`. */
 TDM_API const char *tdm_job_library(char buffer[TDM_LIBRARY_BYTES]);
 
 #ifdef __cplusplus

@@ -1,10 +1,12 @@
 /*
- * keys.c: the one table of keys. The rows of the optimiser and its schedule are in keys_optim.c.
+ * keys.c: the table of all job keys. Some of its rows are in other files: the optimiser and its
+ * schedule in keys_optim.c; checkpoints, store and elasticity in keys_elastic.c; layers in
+ * keys_layers.c.
  *
- * Parsing, checking, defaults, `tandem job keys` and docs/job-file.md all come from these rows: to
- * add a key, add its field to tdm_job and its row here, and nothing else. Rows of one group stand
- * together, in the order in which they are shown and hashed. `help` is written for someone who has
- * never seen the key; its first sentence must stand alone.
+ * Parsing, checking, defaults, `tandem job keys` and docs/job-file.md are generated from these
+ * rows. To add a key, add its field to tdm_job and its row here, and nothing else. The rows of a
+ * group are adjacent, in the order in which they are shown and hashed. `help` is written for a
+ * reader who has never seen the key; its first sentence must be complete alone.
  */
 #include <math.h>
 #include <string.h>
@@ -12,29 +14,28 @@
 #include "job/internal.h"
 
 #define FIELD(member) offsetof(tdm_job, member)
-#define AS_LONG "when the schedule is as long as the training"
-#define EVALUATES "when the schedule is reduce_on_plateau"
-#define IS_LIBRARY "when the model is a library"
-#define IS_VENDOR "when compute.numerics is vendor"
-#define IS_ABOVE_0 "when it is above 0"
+#define AS_LONG "if the schedule is as long as the run"
+#define EVALUATES "if the schedule is reduce_on_plateau"
+#define IS_LIBRARY "if the model is a library"
+#define IS_VENDOR "if compute.numerics is vendor"
+#define IS_ABOVE_0 "if it is above 0"
 
 static const tdm__job_group groups[] = {
-    {"", "What the job is called, where its random numbers begin, and the layers of a network of "
-         "one's own."},
-    {"model", "The network that is trained."},
-    {"data", "The samples: where they lie and how they are read."},
-    {"train", "How much is trained, and in which portions."},
-    {"optim", "The optimiser, which turns gradients into steps."},
+    {"", "The name of the job, the random seed, the layers of a custom network, and the store."},
+    {"model", "The network to train."},
+    {"data", "The samples: which files, and how they are read."},
+    {"train", "The length of the run, the batch and the loss."},
+    {"optim", "The optimiser."},
     {"schedule", "How the learning rate changes over the steps."},
-    {"parallel", "How a step is cut up, so that many workers can share it."},
-    {"compute", "Which code does the arithmetic."},
-    {"memory", "How much memory training may use."},
-    {"comm", "How ranks talk to each other."},
-    {"eval", "Measuring the model on the test set while it is trained."},
-    {"checkpoint", "Saving the state, so that a run can be continued after any interruption."},
-    {"elastic", "Who may come and go while a run goes on, and what happens when somebody dies."},
+    {"parallel", "How a step is divided among workers."},
+    {"compute", "Kernels, threads and precision."},
+    {"memory", "Memory use and its limit."},
+    {"comm", "Communication between ranks."},
+    {"eval", "Evaluation on the test set during training."},
+    {"checkpoint", "Saving the state, so that a run can resume after any interruption."},
+    {"elastic", "Elastic membership and failure handling."},
     {"etcd", "The servers of 'store: etcd'."},
-    {"run", "Where results go."},
+    {"run", "Where results are written."},
 };
 
 static bool is_library(const tdm_job *job)
@@ -75,7 +76,7 @@ static const tdm_job_key first_keys[] = {
         .fallback_note = "the job file's name without its extension",
         .form = TDM_JOB_FORM_NAME,
         .also_called = "job_name title",
-        .help = "What the job is called. The folders of its runs begin with it.",
+        .help = "The name of the job. The directory names of its runs begin with it.",
     },
     {
         .path = "seed",
@@ -86,8 +87,8 @@ static const tdm_job_key first_keys[] = {
         .min = 0,
         .max = TDM__MAX_JOB_INT,
         .also_called = "random_seed random_state",
-        .help = "Where all random numbers begin: first weights, order of samples, dropout, the "
-                "split by 'data.test_fraction'. The same seed gives the same run.",
+        .help = "The seed of all random numbers: initial weights, order of samples, dropout, and "
+                "the split by 'data.test_fraction'. The same seed gives the same run.",
     },
     {
         .path = "layers",
@@ -95,33 +96,30 @@ static const tdm_job_key first_keys[] = {
         .offset = FIELD(layers),
         .decides_bits = true,
         .decides_when = is_made_of_layers,
-        .decides_note = "when 'model.kind' is layers",
+        .decides_note = "if 'model.kind' is layers",
         .max_count = TDM__LAYERS_LISTED,
         .fields = tdm__layer_keys,
         .field_count = TDM_JOB_LAYER_KIND_COUNT,
         .struct_bytes = sizeof(tdm_job_layer),
-        .help =
-            "A network of one's own: the layers that a sample goes through, one after the other. "
-            "An entry is the name of a layer, with its settings behind a colon, where it has "
-            "any. The last layer, to the number of classes, is added unless a layer has the size "
-            "classes. It stands for 'model.kind' layers.",
+        .help = "A custom network: the layers that a sample passes through, in order. An entry "
+                "is the name of a layer, followed by a colon and its settings if it has any. The "
+                "last layer, whose size is the number of classes, is added unless a layer has "
+                "the size classes. Giving this key implies 'model.kind: layers'.",
     },
     {
         .path = "model.kind",
         .type = TDM_JOB_KEY_CHOICE,
         .offset = FIELD(model.kind),
         .fallback = "mlp",
-        .fallback_note = "mlp, or layers where 'layers' is given",
+        .fallback_note = "mlp, or layers if 'layers' is given",
         .decides_bits = true,
         .choices = "mlp | cnn | resnet | gpt | library | layers",
         .also_called = "type architecture",
-        .help =
-            "The architecture. mlp is a multi-layer perceptron that classifies. cnn is a small "
-            "convolutional network for images, resnet the residual network of ResNet-18 and its "
-            "larger kin. "
-            "gpt is the transformer of GPT-2, which predicts the next token of a text. library is "
-            "a model of your own, from the shared object that 'model.library' names. layers is what "
-            "the list 'layers' says.",
+        .help = "The architecture. mlp is a multi-layer perceptron for classification. cnn is a "
+                "small convolutional network for images; resnet is a residual network of depth "
+                "18, 34 or 50. gpt is the transformer of GPT-2, which predicts the next token of "
+                "a text. library is your own model, loaded from the shared object in "
+                "'model.library'. layers is the network listed in 'layers'.",
     },
     {
         .path = "model.hidden",
@@ -133,8 +131,8 @@ static const tdm_job_key first_keys[] = {
         .max = 1048576,
         .max_count = 64,
         .also_called = "hidden_size hidden_sizes hidden_layers units",
-        .help = "The widths of the hidden layers, from the input to the output. The empty list [] "
-                "makes a linear classifier.",
+        .help = "The widths of the hidden layers, from input to output. The empty list [] gives "
+                "a linear classifier.",
     },
     {
         .path = "model.channels",
@@ -146,9 +144,9 @@ static const tdm_job_key first_keys[] = {
         .max = 65536,
         .max_count = 16,
         .also_called = "filters conv_channels",
-        .help =
-            "For cnn: the channels of its convolutions, each of which is 3 x 3 and followed by a "
-            "2 x 2 max pool. The layers of model.hidden come behind them.",
+        .help = "For cnn: the number of channels of each convolution. Each convolution is 3 x 3 "
+                "and is followed by a 2 x 2 max pool; the layers of 'model.hidden' follow the "
+                "last one.",
     },
     {
         .path = "model.depth",
@@ -157,7 +155,7 @@ static const tdm_job_key first_keys[] = {
         .fallback = "18",
         .decides_bits = true,
         .choices = "18 | 34 | 50",
-        .help = "For resnet: how many layers it has, in He's numbering.",
+        .help = "For resnet: the number of layers, as in ResNet-18.",
     },
     {
         .path = "model.stem",
@@ -166,9 +164,9 @@ static const tdm_job_key first_keys[] = {
         .fallback = "cifar",
         .decides_bits = true,
         .choices = "cifar | imagenet",
-        .help =
-            "For resnet: how it begins. cifar, for small images, is a 3 x 3 convolution; imagenet, "
-            "for large ones, a 7 x 7 convolution of stride 2 and a max pool.",
+        .help = "For resnet: the first layers. cifar, for small images, is a 3 x 3 convolution; "
+                "imagenet, for large images, is a 7 x 7 convolution with stride 2 and a max "
+                "pool.",
     },
     {
         .path = "model.activation",
@@ -177,7 +175,7 @@ static const tdm_job_key first_keys[] = {
         .fallback = "relu",
         .decides_bits = true,
         .choices = "relu | gelu | tanh | sigmoid",
-        .help = "The function after each hidden layer.",
+        .help = "The activation function after each hidden layer.",
     },
     {
         .path = "model.dropout",
@@ -188,7 +186,7 @@ static const tdm_job_key first_keys[] = {
         .min = 0,
         .max = 1,
         .max_open = true,
-        .help = "The share of hidden values set to zero at random while training.",
+        .help = "The fraction of hidden values that dropout sets to zero during training.",
     },
     {
         .path = "model.preset",
@@ -198,8 +196,8 @@ static const tdm_job_key first_keys[] = {
         .decides_bits = true,
         .choices = "none | gpt2 | gpt2-medium | gpt2-large | gpt2-xl",
         .also_called = "model_name size",
-        .help = "For gpt: a published size. It decides 'model.layers', 'model.width', "
-                "'model.heads', 'model.context' and 'model.vocabulary', where these are not given.",
+        .help = "For gpt: a published model size. It sets 'model.layers', 'model.width', "
+                "'model.heads', 'model.context' and 'model.vocabulary' unless they are given.",
     },
     {
         .path = "model.layers",
@@ -210,9 +208,9 @@ static const tdm_job_key first_keys[] = {
         .min = 1,
         .max = 1024,
         .also_called = "n_layer n_layers num_layers num_hidden_layers depth blocks",
-        .not_list = "a list of layers stands at the top level of the job: move 'layers:' out of "
+        .not_list = "a list of layers belongs at the top level of the job: move 'layers:' out of "
                     "'model:'",
-        .help = "For gpt: how many blocks of attention and perceptron stand on each other.",
+        .help = "For gpt: the number of transformer blocks.",
     },
     {
         .path = "model.width",
@@ -223,8 +221,8 @@ static const tdm_job_key first_keys[] = {
         .min = 1,
         .max = 65536,
         .also_called = "n_embd d_model embedding dim channels",
-        .help = "For gpt: how many numbers stand for a token between the blocks. It must be a "
-                "multiple of 'model.heads'.",
+        .help = "For gpt: the embedding width, which is the number of channels between the "
+                "blocks. It must be a multiple of 'model.heads'.",
     },
     {
         .path = "model.heads",
@@ -235,8 +233,7 @@ static const tdm_job_key first_keys[] = {
         .min = 1,
         .max = 1024,
         .also_called = "n_head n_heads num_heads num_attention_heads",
-        .help = "For gpt: into how many parts an attention is divided, each of which looks at "
-                "something else.",
+        .help = "For gpt: the number of attention heads.",
     },
     {
         .path = "model.context",
@@ -247,9 +244,8 @@ static const tdm_job_key first_keys[] = {
         .min = 1,
         .max = 1048576,
         .also_called = "block_size context_length seq_len sequence_length n_ctx n_positions",
-        .help =
-            "For models of tokens: how many tokens the model sees at once, which is also the length of a "
-            "training sample.",
+        .help = "For token models: the context length in tokens, which is also the length of a "
+                "training sample.",
     },
     {
         .path = "model.vocabulary",
@@ -261,9 +257,8 @@ static const tdm_job_key first_keys[] = {
         .max = 1048576,
         .word = "auto",
         .also_called = "vocab_size vocab",
-        .help =
-            "For models of tokens: how many different tokens there can be. auto takes as many as the "
-            "training text has characters; with a number there may be spare ones.",
+        .help = "For token models: the size of the vocabulary. auto uses the number of different "
+                "characters in the training text; a given number may be larger than that.",
     },
     {
         .path = "model.init_from",
@@ -271,8 +266,8 @@ static const tdm_job_key first_keys[] = {
         .offset = FIELD(model.init_from),
         .decides_bits = true,
         .also_called = "pretrained weights",
-        .help = "A safetensors file: parameters start from its values of the same name, where it "
-                "has them, instead of random ones.",
+        .help = "A safetensors file with initial values. A parameter starts from the tensor of "
+                "the same name if the file has one, and from random values otherwise.",
     },
     {
         .path = "model.library",
@@ -282,22 +277,22 @@ static const tdm_job_key first_keys[] = {
         .decides_when = is_library,
         .decides_note = IS_LIBRARY,
         .also_called = "plugin shared_object so",
-        .help = "For library: the shared object that has the model. It is code, and runs with your "
-                "rights: take only files you trust.",
+        .help = "For library: the shared object that contains the model. It is code that runs "
+                "with your permissions: use only files that you trust.",
     },
     {
         .path = "model.library_sha256",
         .type = TDM_JOB_KEY_STRING,
         .offset = FIELD(model.library_sha256),
-        .fallback_note = "that of the file, when the job is read",
+        .fallback_note = "computed from the file when the job is loaded",
         .decides_bits = true,
         .decides_when = is_library,
         .decides_note = IS_LIBRARY,
         .form = TDM_JOB_FORM_SHA256,
         .needs = "model.library",
         .also_called = "library_hash sha256",
-        .help = "The SHA-256 of the file of 'model.library'. Where it is given, no other file is "
-                "taken; a run's own job.yaml has it.",
+        .help = "The SHA-256 of the file in 'model.library'. If it is given, a file with another "
+                "hash is rejected. The job.yaml of a run contains it.",
     },
     {
         .path = "model.options",
@@ -308,8 +303,8 @@ static const tdm_job_key first_keys[] = {
         .decides_note = IS_LIBRARY,
         .max_count = 64,
         .also_called = "args kwargs params settings",
-        .help = "For library: what its model is told, by names that it chose, such as {width: 64}. "
-                "One of them can be set alone: '--set model.options.width=64'.",
+        .help = "For library: the settings of its model, with names that the model defines, such "
+                "as {width: 64}. '--set model.options.width=64' sets a single one.",
     },
     {
         .path = "data.train",
@@ -318,8 +313,8 @@ static const tdm_job_key first_keys[] = {
         .required = true,
         .decides_bits = true,
         .also_called = "path file train_path train_file",
-        .help = "The file of training samples: CSV, IDX images, or for models of tokens a text. "
-                "It may be packed with gzip.",
+        .help = "The file with the training samples: CSV, IDX images, or a text for token "
+                "models. It may be compressed with gzip.",
     },
     {
         .path = "data.train_labels",
@@ -327,8 +322,8 @@ static const tdm_job_key first_keys[] = {
         .offset = FIELD(data.train_labels),
         .decides_bits = true,
         .also_called = "labels",
-        .help = "For IDX: the file of labels that belongs to 'data.train'. A CSV file has its "
-                "labels in a column instead, see 'data.label'.",
+        .help = "For IDX: the file with the labels of 'data.train'. A CSV file has its labels in "
+                "a column instead, see 'data.label'.",
     },
     {
         .path = "data.test",
@@ -339,14 +334,15 @@ static const tdm_job_key first_keys[] = {
         .decides_note = EVALUATES,
         .excludes = "data.test_fraction",
         .also_called = "validation valid val test_path test_file",
-        .help = "The file of test samples, on which the model is measured and never trained.",
+        .help = "The file with the test samples. The model is evaluated on them and never "
+                "trained on them.",
     },
     {
         .path = "data.test_labels",
         .type = TDM_JOB_KEY_PATH,
         .offset = FIELD(data.test_labels),
         .needs = "data.test",
-        .help = "For IDX: the file of labels that belongs to 'data.test'.",
+        .help = "For IDX: the file with the labels of 'data.test'.",
     },
     {
         .path = "data.test_fraction",
@@ -359,22 +355,23 @@ static const tdm_job_key first_keys[] = {
         .max_open = true,
         .excludes = "data.test",
         .also_called = "split test_split validation_split",
-        .help = "The share of 'data.train' that is held back as the test set, chosen by 'seed'; of "
-                "a text its last part. 0 holds nothing back.",
+        .help = "The fraction of 'data.train' that is held out as the test set. The samples are "
+                "selected by 'seed'; of a text, it is the last part. 0 holds out nothing.",
     },
     {
         .path = "data.shape",
         .type = TDM_JOB_KEY_INT_LIST,
         .offset = FIELD(data.shape),
         .fallback = "[]",
-        .fallback_note = "as the file says",
+        .fallback_note = "taken from the file",
         .decides_bits = true,
         .min = 1,
         .max = 1048576,
         .max_count = 3,
         .also_called = "image_shape input_shape",
-        .help = "The shape of a sample, when the file does not say it: [height, width] or [height, "
-                "width, channels] for images in a table. The empty list takes what the file says.",
+        .help = "The shape of a sample, if the file does not define it: [height, width] or "
+                "[height, width, channels] for images in a table. The empty list uses the shape "
+                "in the file.",
     },
     {
         .path = "data.format",
@@ -383,8 +380,8 @@ static const tdm_job_key first_keys[] = {
         .fallback = "auto",
         .decides_bits = true,
         .choices = "auto | csv | idx | text",
-        .help = "The format of the data files. auto looks at their first bytes; for models of "
-                "tokens it is text, which is read character by character.",
+        .help = "The format of the data files. auto detects it from their first bytes; for token "
+                "models it is text, which is read character by character.",
     },
     {
         .path = "data.header",
@@ -393,8 +390,8 @@ static const tdm_job_key first_keys[] = {
         .fallback = "auto",
         .decides_bits = true,
         .choices = "auto | yes | no",
-        .help = "For CSV: whether the first row holds the names of the columns. auto takes it for "
-                "one when a cell that should be a number is not.",
+        .help = "For CSV: whether the first row contains the names of the columns. auto treats "
+                "it as a header if a cell that should be a number is not one.",
     },
     {
         .path = "data.label",
@@ -403,10 +400,9 @@ static const tdm_job_key first_keys[] = {
         .fallback = "last",
         .decides_bits = true,
         .also_called = "target label_column",
-        .help =
-            "For CSV: the column that holds the class: its name, its number counted from 1, "
-            "or one of the words first, last and none. none is for files without classes, such as "
-            "samples to predict.",
+        .help = "For CSV: the column with the class: its name, its number counted from 1, or one "
+                "of the words first, last and none. none is for files without classes, such as "
+                "samples to predict.",
     },
     {
         .path = "data.delimiter",
@@ -416,8 +412,7 @@ static const tdm_job_key first_keys[] = {
         .decides_bits = true,
         .form = TDM_JOB_FORM_CHARACTER,
         .also_called = "separator sep",
-        .help =
-            "For CSV: what stands between two cells. In a job file a comma must stand in quotes.",
+        .help = "For CSV: the character between two cells. In a job file, a comma must be quoted.",
     },
     {
         .path = "data.normalise",
@@ -427,11 +422,11 @@ static const tdm_job_key first_keys[] = {
         .decides_bits = true,
         .choices = "auto | none | scale | standard",
         .also_called = "normalize normalization scaling",
-        .help =
-            "How features are brought to a common size. scale divides bytes by 255 and other numbers "
-            "by the largest; standard gives each column the mean 0 and the deviation 1 over the "
-            "training samples, and switches off columns that never vary; none leaves them as they "
-            "are. auto takes scale for images of bytes and standard for all else.",
+        .help = "How features are scaled. scale divides bytes by 255 and other numbers by the "
+                "largest one; standard gives each column mean 0 and standard deviation 1 over "
+                "the training samples, and disables columns that never vary; none does not "
+                "change them. auto uses scale for images of bytes and standard for everything "
+                "else.",
     },
     {
         .path = "data.shuffle",
@@ -439,8 +434,8 @@ static const tdm_job_key first_keys[] = {
         .offset = FIELD(data.shuffle),
         .fallback = "true",
         .decides_bits = true,
-        .help = "Whether each epoch sees the samples in a new random order; otherwise it is the "
-                "order of the file.",
+        .help = "Whether each epoch has a new random order of samples; otherwise the order of "
+                "the file is used.",
     },
     {
         .path = "data.last_batch",
@@ -450,8 +445,8 @@ static const tdm_job_key first_keys[] = {
         .decides_bits = true,
         .choices = "keep | drop",
         .also_called = "drop_last",
-        .help = "What happens to the samples left at the end of an epoch when they are fewer than "
-                "a batch: keep trains on a smaller batch, drop passes over them.",
+        .help = "What happens to the samples at the end of an epoch if they do not fill a batch: "
+                "keep trains a smaller batch, drop skips them.",
     },
     {
         .path = "train.batch",
@@ -462,7 +457,7 @@ static const tdm_job_key first_keys[] = {
         .min = 1,
         .max = 2147483647,
         .also_called = "batch_size global_batch_size bs",
-        .help = "Samples in one step, over all workers together.",
+        .help = "The number of samples in one step, over all workers together.",
     },
     {
         .path = "train.epochs",
@@ -476,13 +471,13 @@ static const tdm_job_key first_keys[] = {
         .max = TDM__MAX_JOB_INT,
         .excludes = "train.steps",
         .also_called = "num_epochs max_epochs",
-        .help = "How many times the training set is gone through.",
+        .help = "The number of passes over the training set.",
     },
     {
         .path = "train.steps",
         .type = TDM_JOB_KEY_INT,
         .offset = FIELD(train.steps),
-        .fallback_note = "as many as 'train.epochs' takes",
+        .fallback_note = "derived from 'train.epochs'",
         .decides_bits = true,
         .decides_when = tdm__schedule_is_as_long,
         .decides_note = AS_LONG,
@@ -490,7 +485,7 @@ static const tdm_job_key first_keys[] = {
         .max = TDM__MAX_JOB_INT,
         .excludes = "train.epochs",
         .also_called = "max_steps num_steps iterations",
-        .help = "How many steps to train, in place of a number of epochs.",
+        .help = "The number of steps to train, instead of a number of epochs.",
     },
     {
         .path = "train.label_smoothing",
@@ -504,8 +499,8 @@ static const tdm_job_key first_keys[] = {
         .max = 1,
         .max_open = true,
         .also_called = "smoothing label_smooth label_smoothing_factor",
-        .help = "The share of each target that is spread evenly over all classes, or over all "
-                "tokens. It is part of the loss that training reports, and not of the test loss.",
+        .help = "The fraction of each target that is spread evenly over all classes, or over all "
+                "tokens. It affects the training loss but not the test loss.",
     },
     {
         .path = "train.l1",
@@ -518,9 +513,9 @@ static const tdm_job_key first_keys[] = {
         .min = 0,
         .max = INFINITY,
         .also_called = "l1_penalty l1_reg l1_regularization lasso",
-        .help = "Adds this times the sum of |w| to the loss of each step, over the trained weights "
-                "of two and more dimensions, so not over biases and gains. It is part of the loss "
-                "that training reports, and not of the test loss.",
+        .help = "Adds this times the sum of |w| to the loss of each step, over the trained "
+                "weights with two or more dimensions, so not over biases and gains. It affects "
+                "the training loss but not the test loss.",
     },
     {
         .path = "train.l2",
@@ -534,8 +529,8 @@ static const tdm_job_key first_keys[] = {
         .max = INFINITY,
         .also_called = "l2_penalty l2_reg l2_regularization ridge",
         .help = "Adds this times the sum of w squared to the loss of each step, over the same "
-                "weights as 'train.l1'. It is part of the loss that training reports, and not of "
-                "the test loss; 'optim.weight_decay' is cheaper, and is no part of either.",
+                "weights as 'train.l1'. It affects the training loss but not the test loss. "
+                "'optim.weight_decay' is cheaper and affects neither loss.",
     },
     {
         .path = "train.early_stop",
@@ -545,7 +540,7 @@ static const tdm_job_key first_keys[] = {
         .field_count = TDM__EARLY_STOP_KEYS,
         .struct_bytes = sizeof(tdm_job_early_stop),
         .also_called = "early_stopping",
-        .help = "Ends the training when the model has stopped to improve on the test set.",
+        .help = "Ends the run when the model has stopped improving on the test set.",
     },
     {
         .path = "train.bad_numbers",
@@ -554,9 +549,9 @@ static const tdm_job_key first_keys[] = {
         .fallback = "stop",
         .choices = "stop | skip",
         .also_called = "nan on_nan skip_nan detect_anomaly",
-        .help = "What happens when the loss or the gradient of a step holds a NaN or an infinity. "
-                "stop ends the run and names the op that made it. skip leaves the model as it is "
-                "and goes on with the next batch.",
+        .help = "What happens when the loss or the gradient of a step contains a NaN or an "
+                "infinity. stop ends the run and reports the op that produced it. skip leaves "
+                "the model unchanged and continues with the next batch.",
     },
     {
         .path = "train.bad_numbers_most",
@@ -565,12 +560,12 @@ static const tdm_job_key first_keys[] = {
         .fallback = "10",
         .min = 1,
         .max = TDM__MAX_JOB_INT,
-        .help = "With 'train.bad_numbers: skip': how many steps in a row may be skipped. One more, "
-                "and the run ends as with stop.",
+        .help = "With 'train.bad_numbers: skip': the maximum number of consecutive skipped "
+                "steps. If one more is non-finite, the run ends as with stop.",
     },
 };
 
-/* The rows of optim and schedule stand between these two. */
+/* The rows of keys_optim.c and keys_elastic.c are between first_keys and last_keys. */
 static const tdm_job_key last_keys[] = {
     {
         .path = "parallel.lanes",
@@ -583,12 +578,13 @@ static const tdm_job_key last_keys[] = {
         .form = TDM_JOB_FORM_POWER_OF_TWO,
         .word = "auto",
         .also_called = "workers world_size ranks num_workers",
-        .help = "Into how many slices the batch of each step is cut. Workers share the lanes, so "
-                "there can be at most as many workers as lanes; the trained bits depend on the "
-                "lanes and never on the workers. auto chooses from the job alone: the largest "
-                "power of two, up to 8, with which a lane has 64 rows (16 of a model with "
-                "convolutions other than resnet, and of tokens 256); or two lanes, when each has a "
-                "quarter of that (but for resnet).",
+        .help = "The number of slices (lanes) of each batch. Workers share the lanes, so there "
+                "can be at most as many workers as lanes. The trained bits depend on the number "
+                "of lanes, never on the number of workers. auto is computed from the job alone: "
+                "the largest power of two, up to 8, that leaves each lane at least 64 rows (32 "
+                "for models with convolutions other than resnet; 256 tokens for token models). "
+                "It is two if each of two lanes has a quarter of that; this does not apply to "
+                "resnet.",
     },
     {
         .path = "parallel.zero",
@@ -598,20 +594,20 @@ static const tdm_job_key last_keys[] = {
         .min = 0,
         .max = 3,
         .also_called = "zero_stage stage zero_optimization fsdp sharding",
-        .help =
-            "What the ranks of several hosts share out instead of each keeping all of it: 1 the "
-            "optimiser's state, 2 the gradients as well, 3 the parameters as well, which are "
-            "gathered block by block just before they are needed. Ranks of one host have "
-            "parameters and state in common with any value. It decides memory and speed, not "
-            "the result.",
+        .help = "ZeRO stage: what the ranks of several hosts shard instead of replicating. 1 "
+                "shards the optimiser state, 2 the gradients as well, 3 the parameters as well, "
+                "which are gathered block by block just before they are needed. Ranks on one "
+                "host always share one copy of parameters and state. It affects memory and "
+                "speed, not the result.",
     },
     {
         .path = "parallel.offload",
         .type = TDM_JOB_KEY_DIR,
         .offset = FIELD(parallel.offload),
         .also_called = "offload_optimizer offload_path nvme_path",
-        .help = "A folder in which the optimiser's state lies in a file instead of memory, for "
-                "models that are larger than that. The disk's speed becomes part of each step.",
+        .help = "A directory in which the optimiser state is stored in a file instead of memory, "
+                "for models that do not fit into memory. Each step then depends on the speed of "
+                "the disk.",
     },
     {
         .path = "parallel.balance",
@@ -620,10 +616,10 @@ static const tdm_job_key last_keys[] = {
         .fallback = "off",
         .choices = "off | weights | feedback",
         .also_called = "load_balancing placement",
-        .help = "How many lanes each rank executes. off gives all the same number, or one more or "
-                "less; weights goes by 'parallel.weights'; feedback measures how long each rank "
-                "takes for a lane, and moves lanes from slow ranks to fast ones. It decides speed, "
-                "not the result.",
+        .help = "How many lanes each rank executes. off gives all ranks the same number, or "
+                "numbers that differ by one; weights uses 'parallel.weights'; feedback measures "
+                "the time each rank takes per lane and moves lanes from slow ranks to fast ones. "
+                "It affects speed, not the result.",
     },
     {
         .path = "parallel.weights",
@@ -633,8 +629,8 @@ static const tdm_job_key last_keys[] = {
         .min = 1,
         .max = 1000000,
         .max_count = 4096,
-        .help = "With 'parallel.balance: weights': how fast each rank is compared with the others, "
-                "in order of the ranks. An empty list goes by how many processors each rank has.",
+        .help = "With 'parallel.balance: weights': the relative speed of each rank, in rank "
+                "order. The empty list uses the number of CPUs of each rank.",
     },
     {
         .path = "parallel.reduce",
@@ -645,9 +641,9 @@ static const tdm_job_key last_keys[] = {
         .choices = "tree | ring | central",
         .also_called = "allreduce reduction algorithm",
         .help = "How gradients are added over the ranks. tree adds lanes in one fixed order, so "
-                "that the result does not depend on the ranks. ring and central (rank 0 adds what "
-                "the others send) are there to compare with: with them, each number of ranks gives "
-                "other bits.",
+                "that the result does not depend on the number of ranks. ring and central (rank "
+                "0 adds the gradients of all ranks) exist for comparison: their bits depend on "
+                "the number of ranks.",
     },
     {
         .path = "parallel.bucket",
@@ -659,9 +655,9 @@ static const tdm_job_key last_keys[] = {
         .form = TDM_JOB_FORM_SIZE,
         .word = "auto",
         .also_called = "bucket_cap_mb bucket_size reduce_bucket_size fusion_threshold",
-        .help = "Between hosts, gradients travel in buckets of so many bytes, each as soon as the "
-                "backward pass has filled it. auto measures what suits the network. It decides "
-                "speed, not the result.",
+        .help = "The size in bytes of the buckets in which gradients are sent between hosts. "
+                "Each bucket is sent as soon as the backward pass has filled it. auto selects a "
+                "size by measuring the network. It affects speed, not the result.",
     },
     {
         .path = "parallel.overlap",
@@ -669,9 +665,9 @@ static const tdm_job_key last_keys[] = {
         .offset = FIELD(parallel.overlap),
         .fallback = "true",
         .also_called = "overlap_comm",
-        .help = "Whether buckets travel while the backward pass goes on, and new parameters while "
-                "the next forward pass does; otherwise each waits for the other. It decides speed, "
-                "not the result.",
+        .help = "Whether buckets are sent during the backward pass, and new parameters during "
+                "the next forward pass; otherwise computation and communication alternate. It "
+                "affects speed, not the result.",
     },
     {
         .path = "parallel.sync_batchnorm",
@@ -680,9 +676,9 @@ static const tdm_job_key last_keys[] = {
         .fallback = "false",
         .decides_bits = true,
         .also_called = "sync_bn sync_batch_norm synchronized_batchnorm",
-        .help = "Whether a batch norm takes its mean and variance over the whole batch; otherwise "
-                "over the rows of each lane. A rank then executes its lanes side by side, which "
-                "takes memory for the activations of each.",
+        .help = "Whether batch norm computes mean and variance over the whole batch; otherwise "
+                "over the rows of each lane. A rank then executes its lanes in lockstep and "
+                "needs memory for the activations of all of them.",
     },
     {
         .path = "compute.backend",
@@ -692,8 +688,8 @@ static const tdm_job_key last_keys[] = {
         .decides_bits = true,
         .choices = "auto | ref",
         .also_called = "device",
-        .help = "The kernels. auto takes the fastest for this machine; ref is plain C, slow and "
-                "easy to read, to compare with.",
+        .help = "The kernels. auto uses the fastest ones for this machine; ref is plain C, slow "
+                "and easy to read, for comparison.",
     },
     {
         .path = "compute.numerics",
@@ -703,10 +699,10 @@ static const tdm_job_key last_keys[] = {
         .decides_bits = true,
         .choices = "portable | vendor",
         .also_called = "deterministic use_deterministic_algorithms mkldnn onednn",
-        .help = "Whose kernels compute matrix products and convolutions. portable: Tandem's, whose "
-                "results are a function of the job and the data alone: the same bits on every CPU, "
-                "number of threads and compiler. vendor: oneDNN's, whose bits depend on the CPU, "
-                "the version of oneDNN and the number of threads.",
+        .help = "The kernels for matrix products and convolutions. portable: Tandem's kernels; "
+                "the results depend only on the job and the data and have the same bits on every "
+                "CPU, with every compiler and any number of threads. vendor: oneDNN; the bits "
+                "depend on the CPU, the version of oneDNN and the number of threads.",
     },
     {
         .path = "compute.threads",
@@ -720,10 +716,10 @@ static const tdm_job_key last_keys[] = {
         .max = TDM_MAX_THREADS,
         .word = "auto",
         .also_called = "num_threads intra_op_threads omp_num_threads",
-        .help = "How many threads each worker computes with. auto shares the CPUs of a host among "
-                "its workers, so that CPUs beyond the number of lanes help as well. The result is "
-                "the same for every number; with compute.numerics vendor it is part of the result, "
-                "and auto is 1.",
+        .help = "The number of compute threads of each worker. auto divides the CPUs of a host "
+                "among its workers, so that CPUs beyond the number of lanes are used as well. "
+                "The result is the same for every number, except with 'compute.numerics: "
+                "vendor', where it depends on it and auto is 1.",
     },
     {
         .path = "compute.precision",
@@ -733,10 +729,10 @@ static const tdm_job_key last_keys[] = {
         .decides_bits = true,
         .choices = "f32 | bf16",
         .also_called = "dtype amp mixed_precision autocast bf16 fp16",
-        .help = "The numbers that matrix products and convolutions are made of. bf16 rounds their "
-                "inputs to 16 bits and adds up in 32; parameters, gradients and all else stay f32. "
-                "It takes less memory, and much less time on processors that have instructions for "
-                "it; see precision.md.",
+        .help = "The precision of matrix products and convolutions. bf16 rounds their inputs to "
+                "16 bits and accumulates in 32; parameters, gradients and everything else stay "
+                "f32. It needs less memory, and much less time on CPUs with bf16 instructions; "
+                "see precision.md.",
     },
     {
         .path = "memory.recompute",
@@ -746,10 +742,10 @@ static const tdm_job_key last_keys[] = {
         .choices = "none | blocks | full",
         .also_called = "gradient_checkpointing activation_checkpointing checkpoint_activations "
                        "recompute remat",
-        .help = "Which activations the backward pass computes again instead of keeping them: less "
-                "memory for more arithmetic, and the same result, bit for bit. blocks keeps what "
-                "passes from one block of the model to the next; full keeps the least it can. "
-                "'tandem inspect JOB' shows what each costs; see memory.md.",
+        .help = "Which activations the backward pass recomputes instead of keeping them: less "
+                "memory for more arithmetic, with bit-identical results. blocks keeps what "
+                "passes from one block of the model to the next; full keeps as little as "
+                "possible. 'tandem inspect JOB' shows the cost of each; see memory.md.",
     },
     {
         .path = "memory.limit",
@@ -761,8 +757,9 @@ static const tdm_job_key last_keys[] = {
         .form = TDM_JOB_FORM_SIZE,
         .word = "auto",
         .also_called = "max_memory memory_limit",
-        .help = "The most bytes that training may need. A job that needs more is refused before it "
-                "starts, with what would make it fit. auto is what the machine has to offer.",
+        .help = "The maximum number of bytes that training may use. A job that needs more is "
+                "refused before it starts, with suggestions that make it fit. auto is the memory "
+                "that is available on the machine.",
     },
     {
         .path = "comm.transport",
@@ -771,9 +768,10 @@ static const tdm_job_key last_keys[] = {
         .fallback = "auto",
         .choices = "auto | shm | tcp | ucx | mpi",
         .also_called = "backend network",
-        .help = "What carries bytes between ranks. auto takes shared memory within a host and TCP "
-                "between hosts; shm, tcp, ucx and mpi take one for all. It decides speed, not the "
-                "result. ucx (for RDMA) and mpi neither authenticate nor encrypt what they carry.",
+        .help = "The transport between ranks. auto uses shared memory within a host and TCP "
+                "between hosts; shm, tcp, ucx and mpi use one transport for all. It affects "
+                "speed, not the result. ucx (for RDMA) and mpi neither authenticate nor encrypt "
+                "their traffic.",
     },
     {
         .path = "comm.streams",
@@ -783,8 +781,8 @@ static const tdm_job_key last_keys[] = {
         .min = 1,
         .max = 64,
         .also_called = "connections parallel_streams",
-        .help = "How many connections each pair of ranks on different hosts has. More than 1 helps "
-                "where one connection does not fill the link.",
+        .help = "The number of connections between each pair of ranks on different hosts. More "
+                "than 1 helps if a single connection does not saturate the link.",
     },
     {
         .path = "comm.security",
@@ -793,35 +791,34 @@ static const tdm_job_key last_keys[] = {
         .fallback = "auto",
         .choices = "auto | off | psk | tls",
         .also_called = "encryption secure",
-        .help =
-            "How connections between ranks are protected. All prove that they know the run's "
-            "secret. auto then encrypts, by TLS 1.3, whatever leaves the host; psk encrypts all "
-            "TCP connections, by a key that is derived from the secret; tls by the certificates of "
-            "comm.tls_*; off none. TANDEM_SECURITY overrides it.",
+        .help = "How connections between ranks are protected. Every connection is authenticated "
+                "with the secret of the run, whatever the value. auto encrypts connections "
+                "between hosts with TLS 1.3; psk encrypts all TCP connections with a key derived "
+                "from the secret; tls encrypts them with the certificates in comm.tls_*; off "
+                "encrypts nothing. TANDEM_SECURITY overrides it.",
     },
     {
         .path = "comm.tls_certificate",
         .type = TDM_JOB_KEY_PATH,
         .offset = FIELD(comm.tls_certificate),
         .also_called = "tls_cert",
-        .help =
-            "For 'comm.security: tls': this host's certificate, in PEM. Its subject alternative "
-            "names must have the host's name or its address.",
+        .help = "For 'comm.security: tls': the certificate of this host, in PEM. Its subject "
+                "alternative names must contain the name or the address of the host.",
     },
     {
         .path = "comm.tls_key",
         .type = TDM_JOB_KEY_PATH,
         .offset = FIELD(comm.tls_key),
         .also_called = "tls_private_key",
-        .help = "For 'comm.security: tls': the private key of comm.tls_certificate, in PEM.",
+        .help = "For 'comm.security: tls': the private key of 'comm.tls_certificate', in PEM.",
     },
     {
         .path = "comm.tls_authority",
         .type = TDM_JOB_KEY_PATH,
         .offset = FIELD(comm.tls_authority),
         .also_called = "tls_ca",
-        .help = "For 'comm.security: tls': the certificate of the authority, in PEM, that all "
-                "certificates must come from.",
+        .help = "For 'comm.security: tls': the certificate of the authority that signed the "
+                "certificates of all hosts, in PEM.",
     },
     {
         .path = "eval.every_epochs",
@@ -834,8 +831,8 @@ static const tdm_job_key last_keys[] = {
         .min = 1,
         .max = TDM__MAX_JOB_INT,
         .word = "never",
-        .help = "After how many epochs the model is measured on the test set. never measures it "
-                "only at the end.",
+        .help = "The number of epochs between evaluations on the test set. never evaluates only "
+                "at the end.",
     },
     {
         .path = "eval.every_steps",
@@ -849,7 +846,7 @@ static const tdm_job_key last_keys[] = {
         .max = TDM__MAX_JOB_INT,
         .word = "never",
         .also_called = "eval_interval eval_steps",
-        .help = "After how many steps the model is measured on the test set, besides the times of "
+        .help = "The number of steps between evaluations on the test set, in addition to "
                 "'eval.every_epochs'.",
     },
     {
@@ -863,8 +860,8 @@ static const tdm_job_key last_keys[] = {
         .min = 1,
         .max = 2147483647,
         .also_called = "eval_batch_size",
-        .help = "Samples measured at a time; of a text it counts tokens, in whole windows. It "
-                "decides speed and memory, not the result.",
+        .help = "The number of samples evaluated at a time; for a text, the number of tokens, "
+                "rounded to whole windows. It affects speed and memory, not the result.",
     },
     {
         .path = "eval.weights",
@@ -875,9 +872,9 @@ static const tdm_job_key last_keys[] = {
         .decides_when = tdm__schedule_evaluates,
         .decides_note = EVALUATES,
         .choices = "auto | ema | raw",
-        .help = "Which weights are measured, and predict: ema is their moving average (see "
-                "'optim.ema'), raw the weights themselves. auto takes the average where there is "
-                "one.",
+        .help = "Which weights are evaluated and used for predictions: ema is their moving "
+                "average (see 'optim.ema'), raw the weights themselves. auto uses the average if "
+                "there is one.",
     },
     {
         .path = "run.dir",
@@ -885,8 +882,9 @@ static const tdm_job_key last_keys[] = {
         .offset = FIELD(run.dir),
         .fallback = "runs",
         .also_called = "output_dir out_dir output",
-        .help = "The folder in which each run gets a folder of its own; it is made when needed. "
-                "Unlike all other paths it is relative to the current folder, even in a job file.",
+        .help = "The directory in which each run gets its own directory; it is created if "
+                "needed. Unlike all other paths, it is relative to the current directory, even "
+                "in a job file.",
     },
     {
         .path = "run.log_every_steps",
@@ -896,7 +894,7 @@ static const tdm_job_key last_keys[] = {
         .min = 1,
         .max = TDM__MAX_JOB_INT,
         .also_called = "log_steps logging_steps log_every",
-        .help = "After how many steps a line is added to the run's metrics.jsonl.",
+        .help = "The number of steps between lines in metrics.jsonl.",
     },
 };
 

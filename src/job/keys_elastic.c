@@ -1,7 +1,7 @@
 /*
- * keys_elastic.c: the rows of the table of keys for what keeps a run alive: checkpoints, the store in
- * which processes find each other, and who may come and go. How the table works: keys.c. None of these
- * decides the result: a run with failures ends with the bits of one without.
+ * keys_elastic.c: rows of the table of keys for fault tolerance: checkpoints, the store and elastic
+ * membership. keys.c describes the table. None of these keys affects the result: a run with
+ * failures ends with the same bits as a run without.
  */
 #include "job/internal.h"
 
@@ -16,9 +16,9 @@ const tdm_job_key tdm__elastic_keys[] = {
         .fallback = "local",
         .choices = "local | etcd",
         .also_called = "rdzv_backend kv",
-        .help = "Where the processes of a run find and watch each other. local is memory of this "
-                "host, without a server; etcd is a cluster of servers, for several hosts: see "
-                "'etcd.endpoints'.",
+        .help = "Where the processes of a run find and monitor each other. local is shared "
+                "memory on this host, without a server; etcd is a cluster of servers, for "
+                "several hosts: see 'etcd.endpoints'.",
     },
     {
         .path = "checkpoint.every_epochs",
@@ -28,7 +28,7 @@ const tdm_job_key tdm__elastic_keys[] = {
         .min = 1,
         .max = TDM__MAX_JOB_INT,
         .word = "never",
-        .help = "After how many epochs a checkpoint is saved. The end of a run is always saved.",
+        .help = "The number of epochs between checkpoints. The end of a run is always saved.",
     },
     {
         .path = "checkpoint.every_steps",
@@ -39,7 +39,7 @@ const tdm_job_key tdm__elastic_keys[] = {
         .max = TDM__MAX_JOB_INT,
         .word = "never",
         .also_called = "save_steps",
-        .help = "After how many steps a checkpoint is saved, besides those of "
+        .help = "The number of steps between checkpoints, in addition to "
                 "'checkpoint.every_epochs'.",
     },
     {
@@ -50,9 +50,8 @@ const tdm_job_key tdm__elastic_keys[] = {
         .min = 0,
         .max = 525600,
         .also_called = "save_interval every_seconds every_hours",
-        .help =
-            "After how many minutes since the last one a checkpoint is saved, whatever the other "
-            "keys say. 0 does not look at the clock.",
+        .help = "The maximum number of minutes between checkpoints, in addition to the other "
+                "keys. 0 disables it.",
     },
     {
         .path = "checkpoint.keep",
@@ -63,8 +62,8 @@ const tdm_job_key tdm__elastic_keys[] = {
         .max = TDM__MAX_JOB_INT,
         .word = "all",
         .also_called = "save_total_limit keep_last",
-        .help = "How many checkpoints stay on disk; older ones are removed. When the disk is full, "
-                "fewer may stay, but always the newest good one.",
+        .help = "The number of checkpoints to keep; older ones are removed. If the disk is full, "
+                "fewer are kept, but always the newest valid one.",
     },
     {
         .path = "checkpoint.keep_every",
@@ -75,8 +74,8 @@ const tdm_job_key tdm__elastic_keys[] = {
         .max = TDM__MAX_JOB_INT,
         .word = "never",
         .also_called = "keep_period",
-        .help = "Of which steps checkpoints stay for good, besides the newest ones: those that are "
-                "multiples of this.",
+        .help = "Checkpoints of steps that are multiples of this are kept permanently, in "
+                "addition to the newest ones.",
     },
     {
         .path = "checkpoint.keep_best",
@@ -86,9 +85,9 @@ const tdm_job_key tdm__elastic_keys[] = {
         .min = 0,
         .max = 1000,
         .also_called = "save_best save_top_k load_best_model_at_end",
-        .help =
-            "How many checkpoints stay because their 'checkpoint.metric' was the best, besides "
-            "the newest ones. Only checkpoints of steps at which the test set was measured count.",
+        .help = "The number of checkpoints with the best 'checkpoint.metric' to keep, in "
+                "addition to the newest ones. Only checkpoints of steps with an evaluation "
+                "count.",
     },
     {
         .path = "checkpoint.metric",
@@ -97,7 +96,7 @@ const tdm_job_key tdm__elastic_keys[] = {
         .fallback = "test_loss",
         .choices = "test_loss | test_accuracy",
         .also_called = "monitor metric_for_best_model",
-        .help = "What 'checkpoint.keep_best' goes by.",
+        .help = "The metric that 'checkpoint.keep_best' compares.",
     },
     {
         .path = "checkpoint.compress",
@@ -106,9 +105,8 @@ const tdm_job_key tdm__elastic_keys[] = {
         .fallback = "none",
         .choices = "none | zstd",
         .also_called = "compression",
-        .help =
-            "Whether checkpoints are packed. zstd makes them smaller and slower to write; other "
-            "programs must unpack such a file before they can read it.",
+        .help = "Whether checkpoints are compressed. zstd makes them smaller and slower to "
+                "write; other programs must decompress such a file before they can read it.",
     },
     {
         .path = "checkpoint.background",
@@ -116,9 +114,8 @@ const tdm_job_key tdm__elastic_keys[] = {
         .offset = FIELD(checkpoint.background),
         .fallback = "true",
         .also_called = "async_save asynchronous",
-        .help =
-            "Whether training goes on while a checkpoint is written; it takes memory for a copy "
-            "of the state meanwhile. Otherwise training waits.",
+        .help = "Whether training continues while a checkpoint is written, which needs memory "
+                "for a copy of the state. Otherwise training waits.",
     },
     {
         .path = "checkpoint.retry_s",
@@ -128,9 +125,9 @@ const tdm_job_key tdm__elastic_keys[] = {
         .min = 0,
         .max = 31536000,
         .also_called = "retry retries save_retries",
-        .help = "For how many seconds the last checkpoint of a run is tried again when the disk is "
-                "full, read-only or failing, with pauses that grow from half a second to thirty; "
-                "before the end, training goes on meanwhile. 0 tries nothing again.",
+        .help = "How many seconds to retry the last checkpoint of a run if the disk is full, "
+                "read-only or failing. The pauses grow from half a second to thirty. Before the "
+                "end of the run, training continues meanwhile. 0 disables retries.",
     },
     {
         .path = "checkpoint.ledger",
@@ -138,8 +135,9 @@ const tdm_job_key tdm__elastic_keys[] = {
         .offset = FIELD(checkpoint.ledger),
         .fallback = "false",
         .also_called = "ledger",
-        .help = "Whether the run keeps a ledger of which samples each step has trained, by which "
-                "'tandem ledger RUN' proves that each was trained exactly once in every epoch.",
+        .help = "Whether the run writes a ledger of the samples that each step has trained. From "
+                "it, 'tandem ledger RUN' verifies that each sample was trained exactly once in "
+                "every epoch.",
     },
     {
         .path = "elastic.min",
@@ -149,8 +147,8 @@ const tdm_job_key tdm__elastic_keys[] = {
         .min = 1,
         .max = 65536,
         .also_called = "min_nodes min_np min_workers",
-        .help = "The fewest ranks with which training goes on; with fewer it waits for more (see "
-                "'elastic.wait'). --min sets it, too.",
+        .help = "The minimum number of ranks. With fewer, training waits for more (see "
+                "'elastic.wait'). The option --min sets it as well.",
     },
     {
         .path = "elastic.max",
@@ -161,8 +159,8 @@ const tdm_job_key tdm__elastic_keys[] = {
         .max = 65536,
         .word = "auto",
         .also_called = "max_nodes max_np max_workers",
-        .help = "The most ranks that may take part; auto is as many as training is started with. "
-                "--max sets it, too.",
+        .help = "The maximum number of ranks; auto is the number of ranks at the start. The "
+                "option --max sets it as well.",
     },
     {
         .path = "elastic.wait",
@@ -172,9 +170,8 @@ const tdm_job_key tdm__elastic_keys[] = {
         .min = 0,
         .max = 31536000,
         .also_called = "elastic_timeout",
-        .help =
-            "How many seconds training waits for 'elastic.min' ranks before it gives up. What was "
-            "trained stays in the newest checkpoint.",
+        .help = "How many seconds training waits for 'elastic.min' ranks before the run ends "
+                "with an error. The newest checkpoint remains.",
     },
     {
         .path = "elastic.heartbeat",
@@ -184,8 +181,9 @@ const tdm_job_key tdm__elastic_keys[] = {
         .min = 0,
         .max = 3600,
         .also_called = "heartbeat_timeout",
-        .help = "Seconds without a sign of life after which a rank counts as gone. 0 goes by how "
-                "regular these signs have been, and is never below one second.",
+        .help = "The number of seconds without a heartbeat after which a rank is declared dead. "
+                "0 derives it from the regularity of the heartbeats; it is then at least one "
+                "second.",
     },
     {
         .path = "elastic.stall",
@@ -195,8 +193,9 @@ const tdm_job_key tdm__elastic_keys[] = {
         .min = 0,
         .max = 86400,
         .also_called = "stall_timeout timeout",
-        .help = "Seconds that a rank which is alive may keep the others waiting before it is "
-                "replaced. 0 goes by how long steps take, and is never below thirty seconds.",
+        .help = "The number of seconds that a live rank may keep the other ranks waiting before "
+                "it is replaced. 0 derives it from the duration of the steps; it is then at "
+                "least thirty seconds.",
     },
     {
         .path = "elastic.mirror",
@@ -204,11 +203,10 @@ const tdm_job_key tdm__elastic_keys[] = {
         .offset = FIELD(elastic.mirror),
         .fallback = "false",
         .also_called = "redundancy replica",
-        .help =
-            "Whether every host keeps a whole copy of parameters and optimiser state, brought up to "
-            "date in every step, whatever 'parallel.zero' shares out, so that a host that dies "
-            "takes nothing along; with 'parallel.zero: 0' it is so anyway. Otherwise training "
-            "goes back to the newest checkpoint then.",
+        .help = "Whether every host keeps a complete copy of parameters and optimiser state, "
+                "updated in every step, even if 'parallel.zero' shards them. The loss of a host "
+                "then loses no step. Without it, training resumes from the newest checkpoint. "
+                "With 'parallel.zero: 0' every host has a complete copy anyway.",
     },
     {
         .path = "elastic.restarts",
@@ -218,9 +216,8 @@ const tdm_job_key tdm__elastic_keys[] = {
         .min = 0,
         .max = 1000000,
         .also_called = "max_restarts",
-        .help =
-            "How often a worker that died is started again within 'elastic.restart_window'; then "
-            "the run goes on without it.",
+        .help = "How often a worker that died is restarted within 'elastic.restart_window'. "
+                "After that, the run continues without it.",
     },
     {
         .path = "elastic.restart_window",
@@ -229,7 +226,7 @@ const tdm_job_key tdm__elastic_keys[] = {
         .fallback = "300",
         .min = 1,
         .max = 31536000,
-        .help = "Seconds within which 'elastic.restarts' are counted.",
+        .help = "The number of seconds over which 'elastic.restarts' are counted.",
     },
     {
         .path = "elastic.grace",
@@ -239,9 +236,9 @@ const tdm_job_key tdm__elastic_keys[] = {
         .min = 0,
         .max = 86400,
         .also_called = "grace_period termination_grace_period",
-        .help =
-            "Seconds that training has, after SIGTERM, to finish its step and save a checkpoint. "
-            "Batch systems kill after some time: stay below it.",
+        .help = "The number of seconds after SIGTERM that training has to finish its step and "
+                "save a checkpoint. Batch systems send SIGKILL after a delay: choose less than "
+                "that.",
     },
     {
         .path = "etcd.endpoints",
@@ -249,43 +246,42 @@ const tdm_job_key tdm__elastic_keys[] = {
         .offset = FIELD(etcd.endpoints),
         .fallback = "http://127.0.0.1:2379",
         .also_called = "hosts url",
-        .help = "For 'store: etcd': the URLs of its members, with commas between them.",
+        .help = "For 'store: etcd': the URLs of its members, separated by commas.",
     },
     {
         .path = "etcd.user",
         .type = TDM_JOB_KEY_STRING,
         .offset = FIELD(etcd.user),
         .also_called = "username",
-        .help = "For 'store: etcd': who asks, where it has users.",
+        .help = "For 'store: etcd': the user name, if authentication is enabled.",
     },
     {
         .path = "etcd.password_file",
         .type = TDM_JOB_KEY_PATH,
         .offset = FIELD(etcd.password_file),
-        .help = "For 'store: etcd': a file with the user's password.",
+        .help = "For 'store: etcd': a file with the password of the user.",
     },
     {
         .path = "etcd.ca",
         .type = TDM_JOB_KEY_PATH,
         .offset = FIELD(etcd.ca),
         .also_called = "cacert ca_file",
-        .help =
-            "For 'store: etcd' over https: the certificate authority, in PEM, that its members' "
-            "certificates must come from.",
+        .help = "For 'store: etcd' over https: the certificate authority that signed the "
+                "certificates of its members, in PEM.",
     },
     {
         .path = "etcd.certificate",
         .type = TDM_JOB_KEY_PATH,
         .offset = FIELD(etcd.certificate),
         .also_called = "cert cert_file",
-        .help = "For 'store: etcd' over https: this client's certificate, in PEM.",
+        .help = "For 'store: etcd' over https: the certificate of this client, in PEM.",
     },
     {
         .path = "etcd.key",
         .type = TDM_JOB_KEY_PATH,
         .offset = FIELD(etcd.key),
         .also_called = "key_file",
-        .help = "For 'store: etcd' over https: the key of 'etcd.certificate', in PEM.",
+        .help = "For 'store: etcd' over https: the private key of 'etcd.certificate', in PEM.",
     },
 };
 

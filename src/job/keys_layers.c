@@ -1,10 +1,11 @@
 /*
  * keys_layers.c: the kinds of layers that a job's list may name, and the settings of each.
  *
- * A kind is a row like that of any mapping: its settings are rows too, and lie in a tdm_job_layer.
- * Reading, defaults, suggestions, what is shown and the reference page all come from here; what a
- * layer computes is in the nn room. To add a kind, add it to tdm_job_layer_kind, here, and there.
- * A kind whose first setting is required may be given with that alone: 'linear: 64'.
+ * A kind is a row like that of any mapping: its settings are rows as well, stored in a
+ * tdm_job_layer. Parsing, defaults, suggestions, output and the reference page are generated from
+ * these rows; what a layer computes is defined in src/nn. To add a kind, add it to
+ * tdm_job_layer_kind, to this file and to src/nn. A kind whose first setting is required may be
+ * given with that value alone: 'linear: 64'.
  */
 #include <math.h>
 
@@ -22,7 +23,7 @@ static const tdm_job_key linear_keys[] = {
         .max = 1048576,
         .word = "classes",
         .also_called = "units out_features size width",
-        .help = "How many numbers come out; classes means as many as there are classes.",
+        .help = "The number of outputs; classes is the number of classes.",
     },
     {
         .path = "layers.linear.bias",
@@ -30,7 +31,7 @@ static const tdm_job_key linear_keys[] = {
         .offset = offsetof(tdm_job_layer, bias),
         .fallback = "true",
         .also_called = "use_bias",
-        .help = "Whether each of them gets a number added.",
+        .help = "Whether to add a learned bias to each output.",
     },
 };
 
@@ -44,7 +45,7 @@ static const tdm_job_key conv_keys[] = {
         .max = 65536,
         .word = "classes",
         .also_called = "filters out_channels features size",
-        .help = "How many channels come out; classes means as many as there are classes.",
+        .help = "The number of output channels; classes is the number of classes.",
     },
     {
         .path = "layers.conv.kernel",
@@ -54,7 +55,7 @@ static const tdm_job_key conv_keys[] = {
         .min = 1,
         .max = 1024,
         .also_called = "kernel_size window",
-        .help = "How high and wide a window is.",
+        .help = "The height and width of the kernel.",
     },
     {
         .path = "layers.conv.stride",
@@ -64,7 +65,7 @@ static const tdm_job_key conv_keys[] = {
         .min = 1,
         .max = 1024,
         .also_called = "strides",
-        .help = "How far the window moves from one place to the next.",
+        .help = "The distance between consecutive positions of the kernel.",
     },
     {
         .path = "layers.conv.padding",
@@ -76,8 +77,8 @@ static const tdm_job_key conv_keys[] = {
         .word = "same",
         .word_value = TDM_JOB_PADDING_SAME,
         .also_called = "pad",
-        .help =
-            "How many zeros are put around. same puts as many that a stride of 1 keeps the size; it wants an odd kernel.",
+        .help = "The number of zeros added at each edge. same pads so that a stride of 1 keeps "
+                "the size; it requires an odd kernel.",
     },
     {
         .path = "layers.conv.dilation",
@@ -86,7 +87,7 @@ static const tdm_job_key conv_keys[] = {
         .fallback = "1",
         .min = 1,
         .max = 1024,
-        .help = "How far apart the places are that a window looks at.",
+        .help = "The distance between the inputs that the kernel reads.",
     },
     {
         .path = "layers.conv.groups",
@@ -95,8 +96,8 @@ static const tdm_job_key conv_keys[] = {
         .fallback = "1",
         .min = 1,
         .max = 65536,
-        .help =
-            "Into how many groups the channels are divided, each of which sees only itself. As many as channels come in makes a depthwise convolution.",
+        .help = "The number of groups of channels; each group is convolved separately. As many "
+                "groups as input channels give a depthwise convolution.",
     },
     {
         .path = "layers.conv.bias",
@@ -104,7 +105,8 @@ static const tdm_job_key conv_keys[] = {
         .offset = offsetof(tdm_job_layer, bias),
         .fallback = "true",
         .also_called = "use_bias",
-        .help = "Whether each channel gets a number added. Not needed before a batch norm.",
+        .help = "Whether to add a learned bias to each channel. It is not needed before a batch "
+                "norm.",
     },
 };
 
@@ -118,7 +120,7 @@ static const tdm_job_key conv1d_keys[] = {
         .max = 65536,
         .word = "classes",
         .also_called = "filters out_channels features size",
-        .help = "How many channels come out; classes means as many as there are classes.",
+        .help = "The number of output channels; classes is the number of classes.",
     },
     {
         .path = "layers.conv1d.kernel",
@@ -128,7 +130,7 @@ static const tdm_job_key conv1d_keys[] = {
         .min = 1,
         .max = 1024,
         .also_called = "kernel_size window",
-        .help = "How long a window is.",
+        .help = "The length of the kernel.",
     },
     {
         .path = "layers.conv1d.stride",
@@ -138,7 +140,7 @@ static const tdm_job_key conv1d_keys[] = {
         .min = 1,
         .max = 1024,
         .also_called = "strides",
-        .help = "How far the window moves from one place to the next.",
+        .help = "The distance between consecutive positions of the kernel.",
     },
     {
         .path = "layers.conv1d.padding",
@@ -150,8 +152,8 @@ static const tdm_job_key conv1d_keys[] = {
         .word = "same",
         .word_value = TDM_JOB_PADDING_SAME,
         .also_called = "pad",
-        .help =
-            "How many zeros are put around. same puts as many that a stride of 1 keeps the size; it wants an odd kernel.",
+        .help = "The number of zeros added at each edge. same pads so that a stride of 1 keeps "
+                "the size; it requires an odd kernel.",
     },
     {
         .path = "layers.conv1d.dilation",
@@ -160,7 +162,7 @@ static const tdm_job_key conv1d_keys[] = {
         .fallback = "1",
         .min = 1,
         .max = 1024,
-        .help = "How far apart the places are that a window looks at.",
+        .help = "The distance between the inputs that the kernel reads.",
     },
     {
         .path = "layers.conv1d.groups",
@@ -169,8 +171,8 @@ static const tdm_job_key conv1d_keys[] = {
         .fallback = "1",
         .min = 1,
         .max = 65536,
-        .help =
-            "Into how many groups the channels are divided, each of which sees only itself. As many as channels come in makes a depthwise convolution.",
+        .help = "The number of groups of channels; each group is convolved separately. As many "
+                "groups as input channels give a depthwise convolution.",
     },
     {
         .path = "layers.conv1d.bias",
@@ -178,7 +180,8 @@ static const tdm_job_key conv1d_keys[] = {
         .offset = offsetof(tdm_job_layer, bias),
         .fallback = "true",
         .also_called = "use_bias",
-        .help = "Whether each channel gets a number added. Not needed before a batch norm.",
+        .help = "Whether to add a learned bias to each channel. It is not needed before a batch "
+                "norm.",
     },
 };
 
@@ -191,17 +194,17 @@ static const tdm_job_key max_pool_keys[] = {
         .min = 1,
         .max = 1024,
         .also_called = "kernel_size size pool_size window",
-        .help = "How high and wide a window is.",
+        .help = "The height and width of the window.",
     },
     {
         .path = "layers.max_pool.stride",
         .type = TDM_JOB_KEY_INT,
         .offset = offsetof(tdm_job_layer, stride),
-        .fallback_note = "the kernel",
+        .fallback_note = "the kernel size",
         .min = 1,
         .max = 1024,
         .also_called = "strides",
-        .help = "How far the window moves from one place to the next.",
+        .help = "The distance between consecutive positions of the window.",
     },
     {
         .path = "layers.max_pool.padding",
@@ -211,8 +214,8 @@ static const tdm_job_key max_pool_keys[] = {
         .min = 0,
         .max = 512,
         .also_called = "pad",
-        .help =
-            "How far windows reach over the edge, at most half a kernel. What lies there does not count.",
+        .help = "How far windows extend over the edge, at most half a kernel. Positions outside "
+                "are ignored.",
     },
 };
 
@@ -225,17 +228,17 @@ static const tdm_job_key average_pool_keys[] = {
         .min = 1,
         .max = 1024,
         .also_called = "kernel_size size pool_size window",
-        .help = "How high and wide a window is.",
+        .help = "The height and width of the window.",
     },
     {
         .path = "layers.average_pool.stride",
         .type = TDM_JOB_KEY_INT,
         .offset = offsetof(tdm_job_layer, stride),
-        .fallback_note = "the kernel",
+        .fallback_note = "the kernel size",
         .min = 1,
         .max = 1024,
         .also_called = "strides",
-        .help = "How far the window moves from one place to the next.",
+        .help = "The distance between consecutive positions of the window.",
     },
     {
         .path = "layers.average_pool.padding",
@@ -245,8 +248,8 @@ static const tdm_job_key average_pool_keys[] = {
         .min = 0,
         .max = 512,
         .also_called = "pad",
-        .help =
-            "How far windows reach over the edge, at most half a kernel. What lies there does not count.",
+        .help = "How far windows extend over the edge, at most half a kernel. Positions outside "
+                "are ignored.",
     },
 };
 
@@ -259,7 +262,7 @@ static const tdm_job_key batch_norm_keys[] = {
         .min = 0,
         .max = 1,
         .min_open = true,
-        .help = "The share of each step in the running statistics, which evaluation uses.",
+        .help = "The weight of each step in the running statistics, which evaluation uses.",
     },
     {
         .path = "layers.batch_norm.eps",
@@ -270,7 +273,7 @@ static const tdm_job_key batch_norm_keys[] = {
         .max = INFINITY,
         .min_open = true,
         .also_called = "epsilon",
-        .help = "What is added to the variance, so that nothing is divided by zero.",
+        .help = "The number that is added to the variance to avoid a division by zero.",
     },
 };
 
@@ -284,7 +287,7 @@ static const tdm_job_key layer_norm_keys[] = {
         .max = INFINITY,
         .min_open = true,
         .also_called = "epsilon",
-        .help = "What is added to the variance, so that nothing is divided by zero.",
+        .help = "The number that is added to the variance to avoid a division by zero.",
     },
 };
 
@@ -298,7 +301,7 @@ static const tdm_job_key rms_norm_keys[] = {
         .max = INFINITY,
         .min_open = true,
         .also_called = "epsilon",
-        .help = "What is added to the mean square, so that nothing is divided by zero.",
+        .help = "The number that is added to the mean square to avoid a division by zero.",
     },
 };
 
@@ -312,7 +315,7 @@ static const tdm_job_key dropout_keys[] = {
         .max = 1,
         .max_open = true,
         .also_called = "p prob probability",
-        .help = "The share of numbers set to zero.",
+        .help = "The fraction of numbers that are set to zero.",
     },
 };
 
@@ -325,7 +328,7 @@ static const tdm_job_key embedding_keys[] = {
         .min = 1,
         .max = 65536,
         .also_called = "dim features size channels embedding_dim n_embd",
-        .help = "How many numbers stand for a token.",
+        .help = "The number of channels of each token.",
     },
     {
         .path = "layers.embedding.tied",
@@ -333,7 +336,7 @@ static const tdm_job_key embedding_keys[] = {
         .offset = offsetof(tdm_job_layer, tied),
         .fallback = "false",
         .also_called = "tie tie_weights",
-        .help = "Whether the table of embeddings also makes the logits, in place of a last layer.",
+        .help = "Whether the embedding table also computes the logits, instead of a last layer.",
     },
 };
 
@@ -346,7 +349,7 @@ static const tdm_job_key attention_keys[] = {
         .min = 1,
         .max = 1024,
         .also_called = "n_head num_heads n_heads",
-        .help = "Into how many parts it is divided. The channels must be a multiple.",
+        .help = "The number of heads. The number of channels must be a multiple of it.",
     },
     {
         .path = "layers.attention.causal",
@@ -354,8 +357,8 @@ static const tdm_job_key attention_keys[] = {
         .offset = offsetof(tdm_job_layer, causal),
         .fallback = "auto",
         .choices = "auto | yes | no",
-        .help =
-            "Whether a place sees only those before it. auto says yes for tokens and no for all else.",
+        .help = "Whether a position attends only to itself and earlier positions. auto is yes "
+                "for tokens and no for everything else.",
     },
     {
         .path = "layers.attention.dropout",
@@ -365,7 +368,7 @@ static const tdm_job_key attention_keys[] = {
         .min = 0,
         .max = 1,
         .max_open = true,
-        .help = "The share of its weights set to zero while training.",
+        .help = "The fraction of attention weights that are set to zero during training.",
     },
 };
 
@@ -386,8 +389,9 @@ static const tdm_job_key residual_keys[] = {
         .fallback = "auto",
         .choices = "auto | identity | projection",
         .also_called = "skip downsample",
-        .help =
-            "What the result of the branch is added to. identity is what went in, projection a linear map of it (with a batch norm behind, if the branch has one); auto is the identity where the shapes agree and a projection where they do not.",
+        .help = "What is added to the result of the branch. identity is the input of the branch; "
+                "projection is a linear map of it (followed by a batch norm if the branch has "
+                "one). auto is identity if the shapes agree, and projection otherwise.",
     },
 };
 
@@ -400,7 +404,7 @@ static const tdm_job_key repeat_keys[] = {
         .min = 1,
         .max = 256,
         .also_called = "count n",
-        .help = "How often.",
+        .help = "The number of repetitions.",
     },
     {
         .path = "layers.repeat.layers",
@@ -409,7 +413,7 @@ static const tdm_job_key repeat_keys[] = {
         .required = true,
         .max_count = TDM__LAYERS_LISTED,
         .also_called = "block body",
-        .help = "The layers that are repeated, each time with parameters of their own.",
+        .help = "The layers to repeat. Each repetition has its own parameters.",
     },
 };
 
@@ -430,28 +434,28 @@ const tdm_job_key tdm__layer_keys[TDM_JOB_LAYER_KIND_COUNT] = {
             LAYER("conv"),
             SETTINGS(conv_keys),
             .also_called = "conv2d convolution",
-            .help = "A convolution of images.",
+            .help = "A two-dimensional convolution of images.",
         },
     [TDM_JOB_LAYER_CONV1D] =
         {
             LAYER("conv1d"),
             SETTINGS(conv1d_keys),
             .also_called = "convolution1d",
-            .help = "A convolution of sequences, along their length.",
+            .help = "A one-dimensional convolution of sequences.",
         },
     [TDM_JOB_LAYER_MAX_POOL] =
         {
             LAYER("max_pool"),
             SETTINGS(max_pool_keys),
             .also_called = "maxpool maxpool2d max_pooling pool",
-            .help = "The largest number of each window, of images or sequences.",
+            .help = "The maximum of each window, for images or sequences.",
         },
     [TDM_JOB_LAYER_AVERAGE_POOL] =
         {
             LAYER("average_pool"),
             SETTINGS(average_pool_keys),
             .also_called = "avgpool avg_pool mean_pool averagepool",
-            .help = "The mean of each window, of images or sequences.",
+            .help = "The mean of each window, for images or sequences.",
         },
     [TDM_JOB_LAYER_GLOBAL_POOL] =
         {
@@ -464,23 +468,25 @@ const tdm_job_key tdm__layer_keys[TDM_JOB_LAYER_KIND_COUNT] = {
             LAYER("batch_norm"),
             SETTINGS(batch_norm_keys),
             .also_called = "batchnorm bn batchnorm2d batch_norm2d",
-            .help =
-                "Batch norm: each channel gets mean 0 and variance 1 over the rows of a lane (of the batch, with parallel.sync_batchnorm), then a gain and a shift that are learned.",
+            .help = "Batch norm: normalises each channel to mean 0 and variance 1 over the rows "
+                    "of a lane (over the whole batch with parallel.sync_batchnorm), then applies "
+                    "a learned gain and shift.",
         },
     [TDM_JOB_LAYER_LAYER_NORM] =
         {
             LAYER("layer_norm"),
             SETTINGS(layer_norm_keys),
             .also_called = "layernorm ln",
-            .help = "Layer norm: the same over the last dimension of each place by itself.",
+            .help = "Layer norm: normalises the last dimension to mean 0 and variance 1 at each "
+                    "position, then applies a learned gain and shift.",
         },
     [TDM_JOB_LAYER_RMS_NORM] =
         {
             LAYER("rms_norm"),
             SETTINGS(rms_norm_keys),
             .also_called = "rmsnorm",
-            .help =
-                "RMS norm: the last dimension is divided by its root mean square, then gets a gain that is learned.",
+            .help = "RMS norm: divides the last dimension by its root mean square, then applies "
+                    "a learned gain.",
         },
     [TDM_JOB_LAYER_RELU] =
         {
@@ -491,13 +497,13 @@ const tdm_job_key tdm__layer_keys[TDM_JOB_LAYER_KIND_COUNT] = {
     [TDM_JOB_LAYER_GELU] =
         {
             LAYER("gelu"),
-            .help = "The Gaussian error linear unit, by erf.",
+            .help = "The Gaussian error linear unit, computed with erf.",
         },
     [TDM_JOB_LAYER_GELU_TANH] =
         {
             LAYER("gelu_tanh"),
             .also_called = "gelu_new",
-            .help = "The same by the tanh formula of GPT-2.",
+            .help = "The Gaussian error linear unit, with the tanh approximation of GPT-2.",
         },
     [TDM_JOB_LAYER_SILU] =
         {
@@ -521,54 +527,53 @@ const tdm_job_key tdm__layer_keys[TDM_JOB_LAYER_KIND_COUNT] = {
             LAYER("dropout"),
             SETTINGS(dropout_keys),
             .also_called = "drop",
-            .help = "Sets numbers to zero at random while training, and scales the others up.",
+            .help = "Sets random numbers to zero during training and scales up the others.",
         },
     [TDM_JOB_LAYER_FLATTEN] =
         {
             LAYER("flatten"),
             .also_called = "reshape view",
-            .help = "A sample becomes one row of numbers.",
+            .help = "Flattens a sample into one row of numbers.",
         },
     [TDM_JOB_LAYER_SEQUENCE] =
         {
             LAYER("sequence"),
             .also_called = "patches",
-            .help = "An image becomes the sequence of its places, row by row.",
+            .help = "Turns an image into the sequence of its positions, row by row.",
         },
     [TDM_JOB_LAYER_EMBEDDING] =
         {
             LAYER("embedding"),
             SETTINGS(embedding_keys),
             .also_called = "embed token_embedding wte",
-            .help =
-                "Tokens become rows of a table that is learned. It can only be the first layer of all, and makes the model one of tokens.",
+            .help = "Replaces each token by a row of a learned table. It must be the first "
+                    "layer, and makes the model a token model.",
         },
     [TDM_JOB_LAYER_POSITIONS] =
         {
             LAYER("positions"),
             .also_called = "position_embedding positional_embedding wpe",
-            .help = "Adds numbers that are learned for each place.",
+            .help = "Adds a learned vector to each position.",
         },
     [TDM_JOB_LAYER_ATTENTION] =
         {
             LAYER("attention"),
             SETTINGS(attention_keys),
             .also_called = "self_attention multi_head_attention mha",
-            .help =
-                "Self-attention of sequences: queries, keys and values, many heads, and a linear layer behind.",
+            .help = "Multi-head self-attention of sequences, followed by a linear layer.",
         },
     [TDM_JOB_LAYER_RESIDUAL] =
         {
             LAYER("residual"),
             SETTINGS(residual_keys),
             .also_called = "res skip shortcut resblock",
-            .help = "A residual branch: what goes in is added to what its layers make of it.",
+            .help = "A residual branch: adds the input to the output of its layers.",
         },
     [TDM_JOB_LAYER_REPEAT] =
         {
             LAYER("repeat"),
             SETTINGS(repeat_keys),
             .also_called = "times loop stack",
-            .help = "The same layers several times, one after the other.",
+            .help = "The same layers several times in sequence.",
         },
 };

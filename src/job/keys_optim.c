@@ -1,6 +1,6 @@
 /*
- * keys_optim.c: the rows of the table of keys for the optimiser and its schedule, and the keys of
- * the mappings in 'optim.groups' and 'train.early_stop'. How the table works: keys.c.
+ * keys_optim.c: rows of the table of keys for the optimiser and its schedule, and the keys of the
+ * mappings 'optim.groups' and 'train.early_stop'. keys.c describes the table.
  */
 #include <math.h>
 
@@ -29,8 +29,8 @@ static const tdm_job_key group_keys[] = {
         .offset = offsetof(tdm_job_param_group, match),
         .required = true,
         .also_called = "params pattern name",
-        .help = "A pattern for names of parameters, as in a shell: * stands for any characters, ? "
-                "for one, [ab] for a or b. In a job file it must stand in quotes.",
+        .help = "A shell pattern for names of parameters: * matches any characters, ? one "
+                "character, [ab] a or b. In a job file it must be quoted.",
     },
     {
         .path = "optim.groups.lr_scale",
@@ -40,7 +40,7 @@ static const tdm_job_key group_keys[] = {
         .min = 0,
         .max = INFINITY,
         .also_called = "lr lr_mult",
-        .help = "What their learning rate is multiplied by. 0 leaves them as they are.",
+        .help = "The factor for the learning rate of these parameters. 0 freezes them.",
     },
     {
         .path = "optim.groups.weight_decay",
@@ -50,7 +50,7 @@ static const tdm_job_key group_keys[] = {
         .min = 0,
         .max = INFINITY,
         .also_called = "wd l2",
-        .help = "Their weight decay, in place of 'optim.weight_decay'.",
+        .help = "The weight decay of these parameters, instead of 'optim.weight_decay'.",
     },
 };
 
@@ -71,7 +71,8 @@ const tdm_job_key tdm__early_stop_keys[TDM__EARLY_STOP_KEYS] = {
         .required = true,
         .min = 1,
         .max = TDM__MAX_JOB_INT,
-        .help = "After how many evaluations in a row without improvement the training ends.",
+        .help = "The number of consecutive evaluations without improvement after which the run "
+                "ends.",
     },
     {
         .path = "train.early_stop.min_delta",
@@ -81,8 +82,7 @@ const tdm_job_key tdm__early_stop_keys[TDM__EARLY_STOP_KEYS] = {
         .min = 0,
         .max = INFINITY,
         .also_called = "delta threshold",
-        .help = "By how much an evaluation must be better than the best to count as an "
-                "improvement.",
+        .help = "The minimum difference from the best value that counts as an improvement.",
     },
 };
 
@@ -95,9 +95,9 @@ const tdm_job_key tdm__optim_keys[] = {
         .decides_bits = true,
         .choices = "sgd | adagrad | rmsprop | adam | adamw | lamb | lion",
         .also_called = "optimizer optimiser type",
-        .help = "The method. sgd is stochastic gradient descent with momentum; adamw is Adam with "
-                "decoupled weight decay; lamb is for very large batches. docs/optimisers.md has "
-                "the definition of each.",
+        .help = "The optimiser. sgd is stochastic gradient descent with momentum; adamw is Adam "
+                "with decoupled weight decay; lamb is for very large batches. docs/optimisers.md "
+                "defines each of them.",
     },
     {
         .path = "optim.lr",
@@ -109,7 +109,7 @@ const tdm_job_key tdm__optim_keys[] = {
         .min_open = true,
         .max = INFINITY,
         .also_called = "learning_rate rate",
-        .help = "The learning rate: how long a step is.",
+        .help = "The learning rate.",
     },
     {
         .path = "optim.momentum",
@@ -120,7 +120,7 @@ const tdm_job_key tdm__optim_keys[] = {
         .min = 0,
         .max = 1,
         .max_open = true,
-        .help = "For sgd and rmsprop: how much of the last step is carried into the next.",
+        .help = "For sgd and rmsprop: the momentum factor.",
     },
     {
         .path = "optim.nesterov",
@@ -128,7 +128,7 @@ const tdm_job_key tdm__optim_keys[] = {
         .offset = FIELD(optim.nesterov),
         .fallback = "false",
         .decides_bits = true,
-        .help = "For sgd: whether the momentum looks ahead, after Nesterov.",
+        .help = "For sgd: whether to use Nesterov momentum.",
     },
     {
         .path = "optim.beta1",
@@ -139,9 +139,8 @@ const tdm_job_key tdm__optim_keys[] = {
         .min = 0,
         .max = 1,
         .max_open = true,
-        .help =
-            "For adam, adamw, lamb and lion: the decay of the running mean of gradients. In lion it "
-            "is the share of that mean in a step.",
+        .help = "For adam, adamw, lamb and lion: the decay of the running mean of gradients. In "
+                "lion it is the weight of that mean in a step.",
     },
     {
         .path = "optim.beta2",
@@ -152,9 +151,8 @@ const tdm_job_key tdm__optim_keys[] = {
         .min = 0,
         .max = 1,
         .max_open = true,
-        .help =
-            "For adam, adamw and lamb: the decay of the running mean of squared gradients. In lion "
-            "it is the decay of the mean of gradients, and 0.99 is usual there.",
+        .help = "For adam, adamw and lamb: the decay of the running mean of squared gradients. "
+                "In lion it is the decay of the running mean of gradients, where 0.99 is usual.",
     },
     {
         .path = "optim.alpha",
@@ -175,8 +173,8 @@ const tdm_job_key tdm__optim_keys[] = {
         .fallback = "false",
         .decides_bits = true,
         .also_called = "centered",
-        .help = "For rmsprop: whether gradients are divided by their deviation, in place of their "
-                "root mean square.",
+        .help = "For rmsprop: whether gradients are divided by their standard deviation instead "
+                "of their root mean square.",
     },
     {
         .path = "optim.eps",
@@ -188,7 +186,8 @@ const tdm_job_key tdm__optim_keys[] = {
         .min_open = true,
         .max = INFINITY,
         .also_called = "epsilon",
-        .help = "For all but sgd and lion: what is added to the divisor, so that it is never zero.",
+        .help = "For all methods except sgd and lion: the number that is added to the divisor to "
+                "avoid a division by zero.",
     },
     {
         .path = "optim.weight_decay",
@@ -199,10 +198,8 @@ const tdm_job_key tdm__optim_keys[] = {
         .min = 0,
         .max = INFINITY,
         .also_called = "wd l2",
-        .help =
-            "How strongly weights are pulled towards zero. In adamw, lamb and lion the pull is apart "
-            "from the gradient; in the others it is added to it. See 'optim.groups' to spare "
-            "some of them.",
+        .help = "The weight decay. adamw, lamb and lion apply it separately from the gradient; "
+                "the other methods add it to the gradient. 'optim.groups' can exempt parameters.",
     },
     {
         .path = "optim.groups",
@@ -215,8 +212,8 @@ const tdm_job_key tdm__optim_keys[] = {
         .field_count = COUNT(group_keys),
         .struct_bytes = sizeof(tdm_job_param_group),
         .also_called = "param_groups parameter_groups",
-        .help = "Parameters that are treated differently, by their names. The first entry that "
-                "matches a parameter's name takes it.",
+        .help = "Settings for groups of parameters, selected by name. The first entry that "
+                "matches the name of a parameter applies.",
     },
     {
         .path = "optim.clip_norm",
@@ -227,8 +224,8 @@ const tdm_job_key tdm__optim_keys[] = {
         .min = 0,
         .max = INFINITY,
         .also_called = "grad_clip gradient_clip clip max_norm max_grad_norm",
-        .help = "The longest gradient: one whose norm, over all parameters, is above it is scaled "
-                "down to it. 0 does not clip.",
+        .help = "The maximum norm of the gradient over all parameters. A gradient with a larger "
+                "norm is scaled down to it. 0 disables clipping.",
     },
     {
         .path = "optim.clip_value",
@@ -238,8 +235,8 @@ const tdm_job_key tdm__optim_keys[] = {
         .decides_bits = true,
         .min = 0,
         .max = INFINITY,
-        .help = "The largest number in a gradient: larger ones are cut to it, whatever their sign, "
-                "before 'optim.clip_norm' looks at them. 0 does not clip.",
+        .help = "The maximum absolute value of a number in the gradient. Larger ones are "
+                "clipped, before 'optim.clip_norm' is applied. 0 disables clipping.",
     },
     {
         .path = "optim.ema",
@@ -251,8 +248,8 @@ const tdm_job_key tdm__optim_keys[] = {
         .max = 1,
         .max_open = true,
         .also_called = "ema_decay moving_average",
-        .help = "The decay of a moving average of the weights, such as 0.999, which is kept beside "
-                "them and is often the better model: see 'eval.weights'. 0 keeps none.",
+        .help = "The decay of an exponential moving average of the weights, such as 0.999. The "
+                "average is often the better model: see 'eval.weights'. 0 disables it.",
     },
     {
         .path = "schedule.kind",
@@ -263,12 +260,12 @@ const tdm_job_key tdm__optim_keys[] = {
         .choices = "constant | step | multi_step | exponential | cosine | linear | one_cycle | "
                    "inverse_sqrt | reduce_on_plateau",
         .also_called = "lr_scheduler scheduler lr_schedule",
-        .help =
-            "The course of the learning rate, which begins at 'optim.lr'. step, multi_step and "
-            "exponential multiply it by 'schedule.gamma' time and again; cosine and linear "
-            "lead down to 'schedule.floor'; one_cycle goes up and then down; inverse_sqrt falls "
-            "with the root of the step; reduce_on_plateau lowers it when the test set shows no "
-            "progress. docs/optimisers.md has the formulas.",
+        .help = "How the learning rate changes, starting from 'optim.lr'. step, multi_step and "
+                "exponential multiply it repeatedly by 'schedule.gamma'; cosine and linear "
+                "decrease it to 'schedule.floor'; one_cycle increases it and then decreases it; "
+                "inverse_sqrt decreases it with the square root of the step; reduce_on_plateau "
+                "decreases it when the test metric stops improving. docs/optimisers.md has the "
+                "formulas.",
     },
     {
         .path = "schedule.warmup",
@@ -279,8 +276,8 @@ const tdm_job_key tdm__optim_keys[] = {
         .min = 0,
         .max = TDM__MAX_JOB_INT,
         .also_called = "warmup_steps",
-        .help = "Over how many steps the learning rate rises to where the schedule begins. Every "
-                "schedule can have one.",
+        .help = "The number of warm-up steps, in which the learning rate rises to its first "
+                "scheduled value. Every schedule can have a warm-up.",
     },
     {
         .path = "schedule.steps",
@@ -292,10 +289,10 @@ const tdm_job_key tdm__optim_keys[] = {
         .max = TDM__MAX_JOB_INT,
         .word = "auto",
         .also_called = "total_steps t_max",
-        .help =
-            "For cosine, linear and one_cycle: how many steps the schedule takes, warm-up included; "
-            "after them the learning rate stays. auto takes the length of the training, which "
-            "then decides bits: such a run cannot be made longer afterwards.",
+        .help = "For cosine, linear and one_cycle: the length of the schedule in steps, "
+                "including the warm-up; after it the learning rate stays constant. auto uses the "
+                "length of the run, which then affects the trained bits: such a run cannot be "
+                "extended later.",
     },
     {
         .path = "schedule.floor",
@@ -306,7 +303,8 @@ const tdm_job_key tdm__optim_keys[] = {
         .min = 0,
         .max = INFINITY,
         .also_called = "min_lr eta_min",
-        .help = "For cosine, linear, inverse_sqrt and reduce_on_plateau: the lowest learning rate.",
+        .help = "For cosine, linear, inverse_sqrt and reduce_on_plateau: the minimum learning "
+                "rate.",
     },
     {
         .path = "schedule.gamma",
@@ -318,10 +316,9 @@ const tdm_job_key tdm__optim_keys[] = {
         .min_open = true,
         .max = INFINITY,
         .also_called = "factor decay",
-        .help =
-            "For step, multi_step, exponential and reduce_on_plateau: what the learning rate is "
-            "multiplied by each time. exponential does so at every step and wants a number just "
-            "below 1.",
+        .help = "For step, multi_step, exponential and reduce_on_plateau: the factor of each "
+                "change of the learning rate. exponential applies it at every step, so it should "
+                "be slightly below 1.",
     },
     {
         .path = "schedule.every_steps",
@@ -331,8 +328,8 @@ const tdm_job_key tdm__optim_keys[] = {
         .min = 1,
         .max = TDM__MAX_JOB_INT,
         .also_called = "step_size",
-        .help = "For step: after how many steps the learning rate is multiplied by "
-                "'schedule.gamma', again and again.",
+        .help = "For step: the number of steps between multiplications of the learning rate by "
+                "'schedule.gamma'.",
     },
     {
         .path = "schedule.milestones",
@@ -344,7 +341,7 @@ const tdm_job_key tdm__optim_keys[] = {
         .max = TDM__MAX_JOB_INT,
         .max_count = 64,
         .help = "For multi_step: the steps at which the learning rate is multiplied by "
-                "'schedule.gamma', in rising order.",
+                "'schedule.gamma', in increasing order.",
     },
     {
         .path = "schedule.peak_at",
@@ -355,7 +352,7 @@ const tdm_job_key tdm__optim_keys[] = {
         .min = 0,
         .max = 1,
         .also_called = "pct_start",
-        .help = "For one_cycle: the share of the steps in which the learning rate rises.",
+        .help = "For one_cycle: the fraction of the steps in which the learning rate rises.",
     },
     {
         .path = "schedule.start_divisor",
@@ -366,7 +363,8 @@ const tdm_job_key tdm__optim_keys[] = {
         .min = 1,
         .max = INFINITY,
         .also_called = "div_factor",
-        .help = "For one_cycle: the first learning rate is 'optim.lr', the highest, over this.",
+        .help = "For one_cycle: the initial learning rate is 'optim.lr', which is the highest, "
+                "divided by this.",
     },
     {
         .path = "schedule.end_divisor",
@@ -377,7 +375,7 @@ const tdm_job_key tdm__optim_keys[] = {
         .min = 1,
         .max = INFINITY,
         .also_called = "final_div_factor",
-        .help = "For one_cycle: the last learning rate is the first over this.",
+        .help = "For one_cycle: the final learning rate is the initial one divided by this.",
     },
     {
         .path = "schedule.anneal",
@@ -387,7 +385,7 @@ const tdm_job_key tdm__optim_keys[] = {
         .decides_bits = true,
         .choices = "cosine | linear",
         .also_called = "anneal_strategy",
-        .help = "For one_cycle: the shape of its two slopes.",
+        .help = "For one_cycle: the shape of the increase and the decrease.",
     },
     {
         .path = "schedule.metric",
@@ -406,7 +404,8 @@ const tdm_job_key tdm__optim_keys[] = {
         .decides_bits = true,
         .min = 0,
         .max = TDM__MAX_JOB_INT,
-        .help = "For reduce_on_plateau: how many evaluations without improvement are let pass.",
+        .help = "For reduce_on_plateau: the number of evaluations without improvement that are "
+                "tolerated.",
     },
     {
         .path = "schedule.threshold",
@@ -417,9 +416,8 @@ const tdm_job_key tdm__optim_keys[] = {
         .min = 0,
         .max = 1,
         .max_open = true,
-        .help =
-            "For reduce_on_plateau: by which part of the best value an evaluation must be better to "
-            "count as an improvement.",
+        .help = "For reduce_on_plateau: the minimum relative difference from the best value that "
+                "counts as an improvement.",
     },
     {
         .path = "schedule.cooldown",
@@ -429,7 +427,8 @@ const tdm_job_key tdm__optim_keys[] = {
         .decides_bits = true,
         .min = 0,
         .max = TDM__MAX_JOB_INT,
-        .help = "For reduce_on_plateau: how many evaluations after a reduction do not count.",
+        .help = "For reduce_on_plateau: the number of evaluations after a reduction that are "
+                "ignored.",
     },
 };
 

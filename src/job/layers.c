@@ -1,12 +1,11 @@
 /*
  * layers.c: the list of layers of a job, from YAML nodes to structs.
  *
- * An entry is a name ('relu'), a name with settings ('conv: {channels: 8}'), or a name with its
- * first setting alone ('linear: 64'); the latter two become the same mapping before anybody looks at
- * the settings, which are checked like those of every other mapping. Lists stand within lists where
- * a layer has layers of its own. Depth and number are bounded, counting what is repeated as often as
- * it is there. What needs the shapes of the data is left to the nn room; what can be told from one
- * layer alone is told here, at its place.
+ * An entry is a name ('relu'), a name with settings ('conv: {channels: 8}'), or a name with the
+ * value of its first setting ('linear: 64'). The last two forms become the same mapping before the
+ * settings are checked, like those of every other mapping. A layer that contains layers has a nested
+ * list. Depth and number are bounded; repeated layers count once per repetition. Checks that need
+ * the shapes of the data are in src/nn; checks of a single layer are here, and report its position.
  */
 #include <string.h>
 
@@ -62,7 +61,7 @@ static void report_unknown(tdm__loader *loader, const char *name, tdm__job_posit
 
 /* ---- one layer ------------------------------------------------------------------------------- */
 
-/* An entry's name and settings; `settings` may be NULL, and is otherwise as it stood there. */
+/* The name and the settings of an entry; `settings` is the unchecked node, or NULL. */
 typedef struct named {
     const char *name;
     tdm__job_position place; /* of the name */
@@ -85,13 +84,13 @@ static bool read_entry(tdm__loader *loader, const tdm__yaml_node *node, named *o
     if (node->kind == TDM__YAML_MAP && first) {
         tdm__problem_add(
             &loader->problems, first->next->key_place,
-            "an entry of 'layers' is one layer, and this is '%s' already: begin another "
-            "one with '- ', and put settings in braces, as in 'conv: {channels: 8}'",
+            "an entry of 'layers' is one layer, but this one has a second key after '%s'; start "
+            "another entry with '- ', and put settings in braces, as in 'conv: {channels: 8}'",
             tdm__clip_text(first->key).text);
     } else {
         tdm__problem_add(&loader->problems, node->place,
-                         "an entry of 'layers' is the name of a layer, such as 'relu', or a name "
-                         "with settings, such as 'linear: 64'; got %s",
+                         "an entry of 'layers' must be the name of a layer, such as 'relu', or a "
+                         "name with settings, such as 'linear: 64'; got %s",
                          node->kind == TDM__YAML_LIST  ? "a list"
                          : node->kind == TDM__YAML_MAP ? "an empty mapping"
                                                        : "nothing");
@@ -99,13 +98,13 @@ static bool read_entry(tdm__loader *loader, const tdm__yaml_node *node, named *o
     return false;
 }
 
-/* The settings as a mapping, whatever way they were written; NULL after a problem. */
+/* The settings as a mapping, for every form of an entry; NULL after a problem. */
 static const tdm__yaml_node *settings_of(tdm__loader *loader, const tdm_job_key *key,
                                          const named *e)
 {
     if (e->settings && e->settings->kind == TDM__YAML_MAP) return e->settings;
-    bool stands_alone = key->field_count > 0 && key->fields[0].required;
-    if (e->settings && !stands_alone) {
+    bool takes_value = key->field_count > 0 && key->fields[0].required;
+    if (e->settings && !takes_value) {
         tdm_str wanted = TDM_STR_INIT;
         tdm__key_wants(key, &wanted);
         tdm__problem_add(
@@ -131,22 +130,22 @@ static const tdm__yaml_node *settings_of(tdm__loader *loader, const tdm_job_key 
     return map;
 }
 
-/* What can be said against a layer's settings side by side; NULL: nothing. */
-static const char *objection(const tdm_job_layer *layer)
+/* What is wrong with the combination of a layer's settings; NULL: nothing. */
+static const char *layer_find_conflict(const tdm_job_layer *layer)
 {
     switch ((tdm_job_layer_kind)layer->kind) {
     case TDM_JOB_LAYER_CONV:
     case TDM_JOB_LAYER_CONV1D:
         if (layer->padding == TDM_JOB_PADDING_SAME && layer->kernel % 2 == 0)
-            return "the padding same wants an odd kernel; give padding a number";
+            return "padding same requires an odd kernel; set padding to a number";
         if (layer->size != TDM_JOB_SIZE_CLASSES && layer->size % layer->groups != 0)
             return "channels must be a multiple of groups";
         return NULL;
     case TDM_JOB_LAYER_MAX_POOL:
     case TDM_JOB_LAYER_AVERAGE_POOL:
-        return layer->padding > layer->kernel / 2 ? "padding is at most half of kernel" : NULL;
+        return layer->padding > layer->kernel / 2 ? "padding exceeds half of kernel" : NULL;
     case TDM_JOB_LAYER_RESIDUAL:
-    case TDM_JOB_LAYER_REPEAT: return layer->layers.count == 0 ? "there is no layer in it" : NULL;
+    case TDM_JOB_LAYER_REPEAT: return layer->layers.count == 0 ? "it contains no layer" : NULL;
     default: return NULL;
     }
 }
@@ -165,16 +164,16 @@ static bool read_layer(tdm__loader *loader, const tdm__yaml_node *node, bool fro
     const tdm__yaml_node *settings = settings_of(loader, key, &e);
     out->kind = kind;
     if (!settings || !tdm__map_fill(loader, key, settings, from_override, out)) return false;
-    const char *wrong = objection(out);
+    const char *wrong = layer_find_conflict(out);
     if (kind == TDM_JOB_LAYER_EMBEDDING && !is_first)
-        wrong = "it turns tokens into numbers, so it can only be the first layer of all";
+        wrong = "it reads tokens, so it must be the first layer";
     if (wrong) tdm__problem_add(&loader->problems, e.place, "'%s': %s", key->path, wrong);
     return !wrong;
 }
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
-/* All layers of a list, inner and repeated ones too; never more than just above the limit. */
+/* The number of layers in a list, including nested and repeated ones; at most one above the limit. */
 static int64_t count_layers(const tdm_job_layer_list *list)
 {
     int64_t count = 0;
@@ -197,10 +196,9 @@ static bool is_bounded(tdm__loader *loader, const tdm_job_key *key, const tdm__y
         return false;
     }
     if (loader->layer_depth <= TDM__LAYER_DEPTH) return true;
-    tdm__problem_add(
-        &loader->problems, node->place,
-        "layers stand within layers, more than %d deep; write them one after the other",
-        TDM__LAYER_DEPTH);
+    tdm__problem_add(&loader->problems, node->place,
+                     "layers are nested more than %d levels deep; flatten the list",
+                     TDM__LAYER_DEPTH);
     return false;
 }
 
@@ -221,10 +219,10 @@ bool tdm__layers_store(tdm__loader *loader, const tdm_job_key *key, const tdm__y
     loader->layer_depth--;
     tdm_job_layer_list list = {.items = items, .count = count};
     if (ok && is_top && count_layers(&list) > TDM__MAX_LAYERS) {
-        tdm__problem_add(&loader->problems, node->place,
-                         "'%s' has more than %d layers in all, counting what is repeated; make it "
-                         "shorter",
-                         key->path, TDM__MAX_LAYERS);
+        tdm__problem_add(
+            &loader->problems, node->place,
+            "'%s' has more than %d layers in total, including repetitions; remove some", key->path,
+            TDM__MAX_LAYERS);
         ok = false;
     }
     if (ok) *field = list;

@@ -1,9 +1,9 @@
 /*
- * load.c: from a file and overrides to a job, or to the list of what is wrong with it.
+ * load.c: turns a file and overrides into a job, or into a list of problems.
  *
- * The stages run one after the other and none of them stops at a mistake, except that a text which
- * is no YAML mapping leaves nothing to look into. A job that has any problem is not handed out.
- * Out of memory is no problem of the job: it ends the load with TDM_ERR_NO_MEMORY and no document.
+ * The stages run in sequence and continue after errors, unless the text is not a YAML mapping. A
+ * job with problems is not returned to the caller. Running out of memory is not a problem of the
+ * job: it ends the load with TDM_ERR_NO_MEMORY and without a document.
  */
 #include <string.h>
 
@@ -41,8 +41,8 @@ tdm_job_problems tdm_job_document_warnings(const tdm_job_document *document)
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-/* The file's stem, made into a valid name: "my job.yaml" is called "my-job". */
-static void default_name(tdm__loader *loader)
+/* Derives a valid name from the file name: "my job.yaml" becomes "my-job". */
+static void store_default_name(tdm__loader *loader)
 {
     char *stem = tdm_path_stem(loader->arena, loader->file);
     if (!stem) {
@@ -61,7 +61,7 @@ static void default_name(tdm__loader *loader)
 
 static void report_required(tdm__loader *loader, const tdm_job_key *key)
 {
-    /* At the key's group, when the file has that. */
+    /* The problem is reported at the key's group, if the file has it. */
     tdm__job_position place = {.file = loader->file};
     for (size_t i = 0; i < tdm__job_group_count(); i++) {
         if (tdm__job_group_has(tdm__job_group_at(i), key) && loader->group_places[i].line > 0)
@@ -69,8 +69,8 @@ static void report_required(tdm__loader *loader, const tdm_job_key *key)
     }
     tdm_str wanted = TDM_STR_INIT;
     tdm__key_wants(key, &wanted);
-    tdm__problem_add(&loader->problems, place, "'%s' is missing, and every job needs it: give %s",
-                     key->path, tdm_str_text(&wanted));
+    tdm__problem_add(&loader->problems, place, "'%s' is required but missing: give %s", key->path,
+                     tdm_str_text(&wanted));
     if (!tdm_str_ok(&wanted)) loader->problems.no_memory = true;
     tdm_str_release(&wanted);
 }
@@ -85,7 +85,7 @@ static void store_default(tdm__loader *loader, size_t index)
     }
     bool is_ruled_out = key->excludes && loader->slots[tdm__key_find(key->excludes)].node;
     if (key->form == TDM_JOB_FORM_NAME) {
-        default_name(loader);
+        store_default_name(loader);
     } else if (key->fallback && !is_ruled_out) {
         tdm__job_slot fallback = {.node = tdm__node_from_text(loader, key, key->fallback),
                                   .place = {.file = loader->file}};
@@ -108,8 +108,8 @@ static void store_values(tdm__loader *loader, bool with_defaults)
 
 /* ---- the load -------------------------------------------------------------------------------- */
 
-static void run_stages(tdm__loader *loader, const char *bytes, size_t count,
-                       const tdm_job_options *options)
+static void load_run_stages(tdm__loader *loader, const char *bytes, size_t count,
+                            const tdm_job_options *options)
 {
     bool is_job = false;
     if (count > TDM__JOB_FILE_BYTES) {
@@ -136,7 +136,7 @@ static void run_stages(tdm__loader *loader, const char *bytes, size_t count,
     tdm__problem_list_finish(&loader->problems, loader->file);
 }
 
-static bool prepare(tdm__loader *loader, const char *name, const char *dir)
+static bool loader_init(tdm__loader *loader, const char *name, const char *dir)
 {
     loader->file = tdm_arena_strdup(loader->arena, name);
     loader->dir = tdm_path_absolute(loader->scratch, dir && *dir ? dir : ".");
@@ -174,8 +174,8 @@ tdm_status tdm_job_parse(const char *bytes, size_t count, const char *name, cons
                           .scratch = scratch,
                           .job = &document->job,
                           .no_file_checks = options->no_file_checks};
-    if (!prepare(&loader, name, dir)) goto no_memory;
-    run_stages(&loader, bytes, count, options);
+    if (!loader_init(&loader, name, dir)) goto no_memory;
+    load_run_stages(&loader, bytes, count, options);
     if (loader.problems.no_memory) goto no_memory;
     tdm_arena_destroy(scratch);
     document->problems = (tdm_job_problems){.items = loader.problems.items,
@@ -201,7 +201,7 @@ tdm_status tdm_job_load(const char *path, const tdm_job_options *options, tdm_jo
     *out = NULL;
     tdm_status status = tdm_file_read(path, TDM__JOB_FILE_BYTES, &bytes, err);
     if (status != TDM_OK) return tdm_error_context(err, status, "job file");
-    tdm_arena *arena = tdm_arena_create("the job's folder");
+    tdm_arena *arena = tdm_arena_create("job directory");
     char *dir = arena ? tdm_path_dirname(arena, path) : NULL;
     if (dir) {
         status = tdm_job_parse((const char *)bytes.data, bytes.count, path, dir, options, out, err);

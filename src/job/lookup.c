@@ -1,10 +1,10 @@
 /*
- * lookup.c: finding keys by name, guessing which one was meant, and saying what a key accepts.
+ * lookup.c: finds keys by name, suggests a key for an unknown name, and describes what a key accepts.
  *
- * A guess goes from the likely to the less likely: a slip inside the right group, the right word in
- * the wrong group, a name that other systems use, and last a slip anywhere. (In a group that does
- * not exist the whole path is compared first.) When nothing is near
- * enough there is no guess: a wrong hint is worse than none.
+ * Suggestions are tried in order of likelihood: a typing error within the right group, the right
+ * name in the wrong group, a name from other systems, and last a typing error in any group. If the
+ * group does not exist, the whole path is compared first. If nothing is close enough, there is no
+ * suggestion: a wrong one is worse than none.
  */
 #include <math.h>
 #include <stdio.h>
@@ -34,9 +34,9 @@ const char *tdm__key_leaf(const tdm_job_key *key)
     return dot ? dot + 1 : key->path;
 }
 
-/* ---- guesses --------------------------------------------------------------------------------- */
+/* ---- suggestions ----------------------------------------------------------------------------- */
 
-/* The leaves of one group; at the top level the names of the other groups as well. */
+/* The leaves of one group; at the top level, the names of the other groups as well. */
 static const char *leaf_in_group(size_t index, const void *user)
 {
     const tdm__job_group *group = user;
@@ -79,7 +79,7 @@ bool tdm__has_word(const char *list, const char *word)
     return false;
 }
 
-/* First among the keys of the group, then anywhere. */
+/* The key with this name in other systems; keys of the group have precedence. */
 static const char *path_also_called(const tdm__job_group *group, const char *leaf)
 {
     const char *elsewhere = NULL;
@@ -114,7 +114,8 @@ const char *tdm__key_suggest(const char *group, const char *leaf)
     if (strlen(group) > 64 || strlen(leaf) > 64 || leaf[0] == '\0') return NULL;
     snprintf(path, sizeof(path), "%s%s%s", group, group[0] ? "." : "", leaf);
     size_t group_index = tdm__group_find(group);
-    /* A short name is near to many others: one that is a key elsewhere means that ("train.lr"). */
+    /* A short name is close to many others. If it is a key of another group, suggest that: "lr" in
+     * 'train' means 'optim.lr'. */
     const char *guess = strlen(leaf) < SHORT_LEAF ? path_of_leaf(leaf) : NULL;
     if (guess) return guess;
     if (group_index != SIZE_MAX) {
@@ -250,7 +251,7 @@ void tdm__key_wants(const tdm_job_key *key, tdm_str *out)
     switch (key->type) {
     case TDM_JOB_KEY_STRING: add_string_form(key, out); break;
     case TDM_JOB_KEY_PATH: tdm_str_add(out, "the path of a file"); break;
-    case TDM_JOB_KEY_DIR: tdm_str_add(out, "the path of a folder"); break;
+    case TDM_JOB_KEY_DIR: tdm_str_add(out, "the path of a directory"); break;
     case TDM_JOB_KEY_INT: add_int(key, out); break;
     case TDM_JOB_KEY_REAL:
         tdm_str_add(out, "a number ");

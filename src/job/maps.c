@@ -1,10 +1,10 @@
 /*
- * maps.c: mappings that have keys of their own, alone or in a list.
+ * maps.c: mappings with a fixed set of keys, alone or in a list.
  *
- * Such a key's row names a small table of keys, whose fields lie in a struct; a mapping becomes one
- * struct in the job's arena. Its values are checked by value.c like all others, against the rows of
- * the small table; this file sees to what is around them: keys nobody knows, keys given twice, keys
- * that are missing, defaults. An optional number without a default that was not given is NAN.
+ * The row of such a key refers to a small table of keys whose fields are in a struct; a mapping
+ * becomes one struct in the job's arena. value.c checks the values against the rows of the small
+ * table. This file handles unknown, duplicate and missing keys, and defaults. An optional number
+ * without a default that was not given is NAN.
  */
 #include <math.h>
 #include <string.h>
@@ -25,8 +25,8 @@ static size_t find_field(const tdm_job_key *key, const char *leaf)
     return SIZE_MAX;
 }
 
-/* The key that `leaf` was likely meant to be, or NULL. */
-static const char *suggest(const tdm_job_key *key, const char *leaf)
+/* The key that the user probably meant by `leaf`, or NULL. */
+static const char *field_suggest(const tdm_job_key *key, const char *leaf)
 {
     if (strlen(leaf) > 64 || !leaf[0]) return NULL;
     for (size_t i = 0; i < key->field_count; i++) {
@@ -38,7 +38,7 @@ static const char *suggest(const tdm_job_key *key, const char *leaf)
 
 static void report_unknown(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_node *entry)
 {
-    const char *near = suggest(key, entry->key);
+    const char *near = field_suggest(key, entry->key);
     if (near) {
         tdm__problem_add(&loader->problems, entry->key_place,
                          "unknown key '%s.%s'; did you mean '%s.%s'?", key->path,
@@ -53,9 +53,9 @@ static void report_unknown(tdm__loader *loader, const tdm_job_key *key, const td
     tdm_str_release(&wanted);
 }
 
-/* What stands in for a key that was not given. */
-static bool store_absent(tdm__loader *loader, const tdm_job_key *field, tdm__job_position place,
-                         void *item)
+/* Stores the default of a key that was not given. */
+static bool field_store_default(tdm__loader *loader, const tdm_job_key *field,
+                                tdm__job_position place, void *item)
 {
     if (field->required) {
         tdm_str wanted = TDM_STR_INIT;
@@ -87,8 +87,7 @@ bool tdm__map_fill(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_
             ok = false;
         } else if (given[index]) {
             tdm__problem_add(&loader->problems, entry->key_place,
-                             "'%s' is given twice; it stands at line %d, column %d already: remove "
-                             "one",
+                             "'%s' is given twice, first at line %d, column %d; remove one",
                              key->fields[index].path, given[index]->key_place.line,
                              given[index]->key_place.column);
             ok = false;
@@ -101,13 +100,13 @@ bool tdm__map_fill(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_
         tdm__job_slot slot = {.node = given[i], .from_override = from_override};
         if (given[i]) slot.place = given[i]->key_place;
         bool stored = given[i] ? tdm__value_store(loader, field, &slot, item)
-                               : store_absent(loader, field, map->place, item);
+                               : field_store_default(loader, field, map->place, item);
         ok = ok && stored;
     }
     return ok;
 }
 
-static void *make(tdm__loader *loader, const tdm_job_key *key, size_t count)
+static void *map_alloc(tdm__loader *loader, const tdm_job_key *key, size_t count)
 {
     void *items = tdm_arena_array(loader->arena, count > 0 ? count : 1, key->struct_bytes);
     if (!items || key->field_count > MAX_FIELDS) {
@@ -120,7 +119,7 @@ static void *make(tdm__loader *loader, const tdm_job_key *key, size_t count)
 bool tdm__map_store(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_node *node,
                     bool from_override, void *field)
 {
-    void *item = make(loader, key, 1);
+    void *item = map_alloc(loader, key, 1);
     if (!item || !tdm__map_fill(loader, key, node, from_override, item)) return false;
     memcpy(field, &item, sizeof(item));
     return true;
@@ -150,7 +149,7 @@ bool tdm__map_list_store(tdm__loader *loader, const tdm_job_key *key, const tdm_
                          key->path, key->max_count, count);
         return false;
     }
-    char *items = make(loader, key, count);
+    char *items = map_alloc(loader, key, count);
     bool ok = items != NULL;
     size_t at = 0;
     for (const tdm__yaml_node *entry = node->first; entry && items; entry = entry->next, at++) {

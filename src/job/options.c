@@ -1,10 +1,10 @@
 /*
- * options.c: a mapping whose names are not ours to know: what a model from a library takes.
+ * options.c: a mapping with arbitrary names: the settings of a model from a library.
  *
- * Names and values are texts, taken as they stand; the library says what they mean. They are kept in
- * order of name, so that equal jobs look equal however they were written. What looks like a number or
- * a truth value is shown without quotes; reading that gives the same text again. One of them can be
- * set alone from the command line, beside those that the file has.
+ * Names and values are kept as texts; the library interprets them. They are sorted by name, so that
+ * equal jobs have equal texts. A value that looks like a number or a boolean is shown without
+ * quotes; parsing it gives the same text. A single option can be set on the command line, in
+ * addition to those in the file.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -27,14 +27,14 @@ static bool check_entry(tdm__loader *loader, const tdm_job_key *key, const tdm__
     if (entry->broken) return false;
     if (!tdm__name_is_valid(entry->key)) {
         tdm__problem_add(problems, entry->key_place,
-                         "'%s': '%s' cannot be the name of an option; take 1 to 64 letters, "
-                         "digits, '.', '_' or '-', not beginning with '.' or '-'",
+                         "'%s': '%s' is not a valid option name; use 1 to 64 letters, digits, '.', "
+                         "'_' or '-', not beginning with '.' or '-'",
                          key->path, tdm__clip_text(entry->key).text);
         return false;
     }
     if (entry->kind != TDM__YAML_SCALAR) {
         tdm__problem_add(problems, entry->place,
-                         "'%s.%s' wants a single value, such as 64 or relu, got a %s", key->path,
+                         "'%s.%s' expects a single value, such as 64 or relu, got a %s", key->path,
                          entry->key, entry->kind == TDM__YAML_LIST ? "list" : "mapping");
         return false;
     }
@@ -51,14 +51,14 @@ static bool check_entry(tdm__loader *loader, const tdm_job_key *key, const tdm__
     return true;
 }
 
-static bool report_twice(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_node *first)
+static bool report_duplicate(tdm__loader *loader, const tdm_job_key *key,
+                             const tdm__yaml_node *first)
 {
     for (const tdm__yaml_node *a = first; a; a = a->next) {
         for (const tdm__yaml_node *b = first; b != a; b = b->next) {
             if (strcmp(a->key, b->key) != 0) continue;
             tdm__problem_add(&loader->problems, a->key_place,
-                             "'%s.%s' is given twice; it stands at line %d, column %d already: "
-                             "remove one",
+                             "'%s.%s' is given twice, first at line %d, column %d; remove one",
                              key->path, tdm__clip_text(a->key).text, b->key_place.line,
                              b->key_place.column);
             return true;
@@ -77,7 +77,7 @@ bool tdm__options_store(tdm__loader *loader, const tdm_job_key *key, const tdm__
                          key->path, key->max_count, count);
         return false;
     }
-    if (report_twice(loader, key, node->first)) return false;
+    if (report_duplicate(loader, key, node->first)) return false;
     tdm_job_option *items = tdm_arena_array(loader->arena, count > 0 ? count : 1, sizeof(*items));
     bool ok = items != NULL, has_memory = items != NULL;
     for (const tdm__yaml_node *entry = node->first; entry && has_memory; entry = entry->next) {
@@ -99,7 +99,7 @@ bool tdm__options_store(tdm__loader *loader, const tdm_job_key *key, const tdm__
 
 /* ---- from the command line ------------------------------------------------------------------- */
 
-/* A copy of `node` with `entry` in place of the one of its name, or behind all others. */
+/* A copy of the mapping in which `entry` replaces the entry of the same name, or is appended. */
 static const tdm__yaml_node *with_entry(tdm__loader *loader, const tdm__yaml_node *node,
                                         const tdm__yaml_node *entry)
 {
@@ -148,9 +148,9 @@ bool tdm__options_override(tdm__loader *loader, const char *path, const char *va
     return false;
 }
 
-/* ---- which library it is --------------------------------------------------------------------- */
+/* ---- the hash of the library ----------------------------------------------------------------- */
 
-/* The bytes of the model's code decide what is trained as much as any key: their hash becomes one. */
+/* The code of the model affects the trained bits as much as any key, so its hash is a key as well. */
 void tdm__library_identify(tdm__loader *loader)
 {
     tdm_job *job = loader->job;
@@ -174,9 +174,8 @@ void tdm__library_identify(tdm__loader *loader)
     } else if (strcmp(job->model.library_sha256, hex) != 0) {
         loader->other_library = true;
         tdm__problem_add(&loader->problems, given->place,
-                         "'model.library_sha256': %s is another file now: its SHA-256 is %s, not "
-                         "%s; put the file back that was meant, or leave this key out and begin a "
-                         "new run",
+                         "'model.library_sha256': %s has changed: its SHA-256 is %s, expected %s; "
+                         "restore the file, or remove this key and start a new run",
                          job->model.library, hex, tdm__clip_text(job->model.library_sha256).text);
     }
 }

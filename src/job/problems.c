@@ -1,10 +1,10 @@
 /*
- * problems.c: the list of everything that is wrong with a job.
+ * problems.c: the list of all problems of a job.
  *
- * Stages add problems in whatever order they find them; the list is sorted once, at the end, by
- * the place where a reader of the file would meet them. It is bounded: a hostile file could
- * otherwise make a problem of every other byte. Values from outside never reach a message as they
- * are: they are clipped and freed of control characters first.
+ * Stages add problems in the order in which they find them; the list is sorted once, at the end, by
+ * position in the file. It is bounded, because a hostile file could have a problem in every other
+ * byte. Values from the file are clipped, and control characters in them replaced, before they
+ * appear in a message.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,8 +17,8 @@ bool tdm__problem_list_full(const tdm__problem_list *list)
     return list->count >= TDM__JOB_PROBLEMS;
 }
 
-/* The arena cannot grow a piece, so a larger array takes the place of the old one. */
-static bool make_room(tdm__problem_list *list)
+/* Makes room for one more problem. The arena cannot grow an allocation, so the array is copied. */
+static bool problem_list_grow(tdm__problem_list *list)
 {
     if (list->count < list->capacity) return true;
     size_t capacity = list->capacity == 0 ? 8 : list->capacity * 2;
@@ -30,9 +30,10 @@ static bool make_room(tdm__problem_list *list)
     return true;
 }
 
-static void append(tdm__problem_list *list, tdm__job_position place, const char *message)
+static void problem_list_append(tdm__problem_list *list, tdm__job_position place,
+                                const char *message)
 {
-    if (!message || !make_room(list)) {
+    if (!message || !problem_list_grow(list)) {
         list->no_memory = true;
         return;
     }
@@ -46,7 +47,7 @@ void tdm__problem_add(tdm__problem_list *list, tdm__job_position place, const ch
         list->unlisted++;
         return;
     }
-    if (strcmp(place.file, TDM__JOB_OVERRIDE_FILE) == 0) { /* it has no lines */
+    if (strcmp(place.file, TDM__JOB_OVERRIDE_FILE) == 0) { /* overrides have no lines */
         place.line = 0;
         place.column = 0;
     }
@@ -56,22 +57,22 @@ void tdm__problem_add(tdm__problem_list *list, tdm__job_position place, const ch
     tdm_str_addv(&text, fmt, args);
     va_end(args);
     char *message = tdm_str_ok(&text) ? tdm_arena_strdup(list->arena, tdm_str_text(&text)) : NULL;
-    for (char *c = message; c && *c; c++) /* paths come as they are: nothing may steer a terminal */
+    for (char *c = message; c && *c; c++) /* paths may contain terminal control characters */
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
-    append(list, place, message);
+    problem_list_append(list, place, message);
     tdm_str_release(&text);
 }
 
-/* 0: a place in the file; 1: the file as a whole; 2: an override. */
-static int place_class(const tdm_job_problem *problem)
+/* Sort order: 0 for a position in the file, 1 for the file as a whole, 2 for an override. */
+static int problem_class(const tdm_job_problem *problem)
 {
     if (strcmp(problem->file, TDM__JOB_OVERRIDE_FILE) == 0) return 2;
     return problem->line == 0 ? 1 : 0;
 }
 
-static bool comes_before(const tdm_job_problem *a, const tdm_job_problem *b)
+static bool problem_is_before(const tdm_job_problem *a, const tdm_job_problem *b)
 {
-    int class_a = place_class(a), class_b = place_class(b);
+    int class_a = problem_class(a), class_b = problem_class(b);
     if (class_a != class_b) return class_a < class_b;
     if (a->line != b->line) return a->line < b->line;
     return a->column < b->column;
@@ -79,22 +80,22 @@ static bool comes_before(const tdm_job_problem *a, const tdm_job_problem *b)
 
 void tdm__problem_list_finish(tdm__problem_list *list, const char *file)
 {
-    /* Insertion sort: stable, so problems without a place keep the order of the table, and the
-     * list is short. */
+    /* Insertion sort is stable, so problems without a position keep the order of the table of keys;
+     * the list is short. */
     for (size_t i = 1; i < list->count; i++) {
         tdm_job_problem moving = list->items[i];
         size_t at = i;
-        while (at > 0 && comes_before(&moving, &list->items[at - 1])) {
+        while (at > 0 && problem_is_before(&moving, &list->items[at - 1])) {
             list->items[at] = list->items[at - 1];
             at--;
         }
         list->items[at] = moving;
     }
     if (list->unlisted == 0) return;
-    append(list, (tdm__job_position){.file = file},
-           tdm_arena_printf(list->arena,
-                            "there are %zu more problems, which are not listed; mend these first",
-                            list->unlisted));
+    problem_list_append(list, (tdm__job_position){.file = file},
+                        tdm_arena_printf(list->arena,
+                                         "%zu more problems are not listed; fix these first",
+                                         list->unlisted));
 }
 
 tdm__clip tdm__clip_text(const char *text)

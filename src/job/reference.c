@@ -1,8 +1,8 @@
 /*
  * reference.c: the reference for all keys, as plain text, Markdown and JSON.
  *
- * Everything that can be said of one key comes from its row; only the words around the tables
- * stand here. docs/job-file.md is the output of tdm_job_keys_markdown, and a test compares them.
+ * The text about a key comes from its row; this file adds only the text around the tables.
+ * docs/job-file.md is the output of tdm_job_keys_markdown, and a test compares them.
  */
 #include <string.h>
 
@@ -10,13 +10,13 @@
 
 #define TEXT_COLUMNS 80
 
-static bool matches(const tdm_job_key *key, const char *prefix)
+static bool key_matches(const tdm_job_key *key, const char *prefix)
 {
     return strncmp(key->path, prefix, strlen(prefix)) == 0;
 }
 
-/* "layers.conv" lies below "layers". */
-static bool leads_to(const tdm_job_key *key, const char *prefix)
+/* Whether `prefix` is below the key, as "layers.conv" is below "layers". */
+static bool key_contains(const tdm_job_key *key, const char *prefix)
 {
     size_t length = strlen(key->path);
     return strncmp(key->path, prefix, length) == 0 && prefix[length] == '.';
@@ -35,16 +35,16 @@ static void add_default(const tdm_job_key *key, tdm_str *out)
     }
 }
 
-/* "Cannot stand beside ..." and "Needs ...". */
-static void add_company(const tdm_job_key *key, tdm_str *out)
+/* Adds the sentences about the keys that this key excludes or needs. */
+static void add_relations(const tdm_job_key *key, tdm_str *out)
 {
-    if (key->excludes) tdm_str_addf(out, " It cannot stand beside '%s'.", key->excludes);
-    if (key->needs) tdm_str_addf(out, " It needs '%s'.", key->needs);
+    if (key->excludes) tdm_str_addf(out, " It cannot be combined with '%s'.", key->excludes);
+    if (key->needs) tdm_str_addf(out, " It requires '%s'.", key->needs);
 }
 
 /* ---- plain text ------------------------------------------------------------------------------ */
 
-/* Words of `text` in lines of at most TEXT_COLUMNS, each indented by `indent` spaces. */
+/* Wraps `text` into lines of at most TEXT_COLUMNS, each indented by `indent` spaces. */
 static void add_wrapped(const char *text, size_t indent, tdm_str *out)
 {
     size_t column = 0;
@@ -69,7 +69,7 @@ static void add_wrapped(const char *text, size_t indent, tdm_str *out)
     tdm_str_add_char(out, '\n');
 }
 
-/* A key, and below it the keys of its mapping. */
+/* Adds a key, followed by the keys of its mapping. */
 static void add_key_text(const tdm_job_key *key, tdm_str *out)
 {
     tdm_str line = TDM_STR_INIT;
@@ -80,7 +80,7 @@ static void add_key_text(const tdm_job_key *key, tdm_str *out)
     add_wrapped(tdm_str_text(&line), 4, out);
     tdm_str_clear(&line);
     tdm_str_add(&line, key->help);
-    add_company(key, &line);
+    add_relations(key, &line);
     add_wrapped(tdm_str_text(&line), 4, out);
     if (!tdm_str_ok(&line)) out->failed = true;
     tdm_str_release(&line);
@@ -90,16 +90,17 @@ static void add_key_text(const tdm_job_key *key, tdm_str *out)
     }
 }
 
-/* The keys that match, and those of mappings whose own name is only a part of the prefix. */
+/* Adds the key if it matches the prefix; otherwise those keys of its mapping that do. Returns how
+ * many were added. */
 static size_t add_matching_text(const tdm_job_key *key, const char *prefix, tdm_str *out)
 {
     size_t count = 0;
-    if (matches(key, prefix)) {
+    if (key_matches(key, prefix)) {
         if (out->length > 0) tdm_str_add_char(out, '\n');
         add_key_text(key, out);
         return 1;
     }
-    for (size_t i = 0; leads_to(key, prefix) && i < key->field_count; i++)
+    for (size_t i = 0; key_contains(key, prefix) && i < key->field_count; i++)
         count += add_matching_text(&key->fields[i], prefix, out);
     return count;
 }
@@ -171,11 +172,11 @@ static void put_key_json(const tdm_job_key *key, tdm_json_writer *w)
 static size_t put_matching_json(const tdm_job_key *key, const char *prefix, tdm_json_writer *w)
 {
     size_t count = 0;
-    if (matches(key, prefix)) {
+    if (key_matches(key, prefix)) {
         put_key_json(key, w);
         return 1;
     }
-    for (size_t i = 0; leads_to(key, prefix) && i < key->field_count; i++)
+    for (size_t i = 0; key_contains(key, prefix) && i < key->field_count; i++)
         count += put_matching_json(&key->fields[i], prefix, w);
     return count;
 }
@@ -199,8 +200,8 @@ static const char introduction[] =
     "do not edit. -->\n"
     "# The job file\n"
     "\n"
-    "A job file says everything that decides a training run. It is YAML; every key has a default\n"
-    "except `data.train`, so that the smallest job is two lines. This one says a little more:\n"
+    "A job file is a YAML file that describes a training run. Every key except `data.train` has a\n"
+    "default, so that the smallest job is two lines. An example:\n"
     "\n"
     "```yaml\n"
     "name: irises\n"
@@ -220,45 +221,37 @@ static const char introduction[] =
     "  lr: 0.05\n"
     "```\n"
     "\n"
-    "`tandem job check FILE` reports all problems of a file at once, each with its line and "
-    "column;\n"
-    "`tandem job show FILE` prints the job with all defaults filled in.\n"
+    "`tandem job check FILE` reports all problems in a file at once, each with its line and column.\n"
+    "`tandem job show FILE` prints the job with all defaults.\n"
     "\n"
     "## Rules\n"
     "\n"
-    "- **Nesting.** Keys are nested in their groups, as above. On this page, in messages and in\n"
-    "  `--set` they are written with dots: `train.batch` is `batch:` below `train:`.\n"
-    "- **Paths** in a job file are relative to the folder of that file. A path given by `--set` "
-    "is\n"
-    "  relative to the current folder, and so is `run.dir` wherever it is given. `~` is not "
-    "expanded.\n"
-    "- **`--set KEY=VALUE`** takes the place of what the file says, even if that is wrong. It may "
-    "be\n"
-    "  given many times; a later one wins. Lists are written `[64, 32]`, mappings `{patience: 3}`, "
-    "a\n"
-    "  list of mappings `[{match: \"*.bias\", weight_decay: 0}]`. An empty value clears an\n"
-    "  optional key: `--set data.test=`. Of two keys that cannot stand together the command line "
-    "wins:\n"
-    "  `--set train.steps=100` replaces the file's `train.epochs`.\n"
-    "- **Numbers** are written in plain digits: `1000`, not `1e3`, `0x3e8` or `1_000`. Where "
-    "fractions\n"
-    "  are allowed, `0.001`, `.001` and `1e-3` are all fine. Quotes make a text, never a number.\n"
-    "- **Mappings with keys of their own** are written below their key, or in braces: the keys of an\n"
-    "  entry of `optim.groups` are listed here as `optim.groups.match` and so on.\n"
-    "- **Layers.** An entry of `layers` is a name, a name with settings, or a name with its first\n"
-    "  setting, where that is required: `relu`, `conv: {channels: 8, kernel: 5}`, `linear: 64`. "
-    "[models.md](models.md)\n"
-    "  says what each layer does.\n"
-    "- **True and false** are `true` and `false`; `yes`, `no`, `on` and `off` mean the same.\n"
-    "- **YAML** is taken in its plain form: one document, UTF-8, at most 1 MiB, without anchors,\n"
-    "  aliases, tags and merge keys.\n"
-    "- **Bits.** A key marked *bits* decides the trained parameters: two jobs that agree on all "
-    "of\n"
-    "  them and on the data train the same bits on every machine. A run can be\n"
-    "  continued only by a job that agrees on them. Of a path only counts whether it is given. Some\n"
-    "  decide bits in some jobs only; then it says when.\n";
+    "- **Nesting.** Keys are nested in groups, as above. On this page, in messages and in `--set`\n"
+    "  they are written with dots: `train.batch` is `batch:` below `train:`.\n"
+    "- **Paths** in a job file are relative to the directory of that file. A path given by `--set`\n"
+    "  is relative to the current directory; `run.dir` always is. `~` is not expanded.\n"
+    "- **`--set KEY=VALUE`** overrides the value in the file, even if that is invalid. It can be\n"
+    "  repeated; the last one wins. Lists are written `[64, 32]`, mappings `{patience: 3}`, a list\n"
+    "  of mappings `[{match: \"*.bias\", weight_decay: 0}]`. An empty value clears an optional key:\n"
+    "  `--set data.test=`. If two keys exclude each other, the one on the command line wins:\n"
+    "  `--set train.steps=100` replaces `train.epochs` of the file.\n"
+    "- **Numbers** are written in plain digits: `1000`, not `1e3`, `0x3e8` or `1_000`. Where\n"
+    "  fractions are allowed, `0.001`, `.001` and `1e-3` are equivalent. A quoted value is a text,\n"
+    "  never a number.\n"
+    "- **Mappings** are written as nested keys or in braces. The keys of an entry of `optim.groups`\n"
+    "  are listed here as `optim.groups.match` and so on.\n"
+    "- **Layers.** An entry of `layers` is a name, a name with settings, or a name with the value of\n"
+    "  its first setting if that is required: `relu`, `conv: {channels: 8, kernel: 5}`,\n"
+    "  `linear: 64`. [models.md](models.md) describes the layers.\n"
+    "- **Booleans** are `true` and `false`; `yes`, `no`, `on` and `off` mean the same.\n"
+    "- **YAML** is restricted to one document in UTF-8 of at most 1 MiB, without anchors, aliases,\n"
+    "  tags and merge keys.\n"
+    "- **Bits.** A key marked *bits* affects the trained parameters: two jobs that agree on all of\n"
+    "  these keys and on the data train the same bits on every machine. A run can be resumed only\n"
+    "  with a job that agrees on them. Of a path, only its presence counts. Some keys affect the bits\n"
+    "  only under the condition that follows the mark.\n";
 
-/* A table's cell must not hold a bar; and what is a key or a value stands in code quotes. */
+/* Escapes the bars, which would end a table cell. */
 static void add_cell(const char *text, tdm_str *out)
 {
     for (; *text; text++) {
@@ -267,8 +260,8 @@ static void add_cell(const char *text, tdm_str *out)
     }
 }
 
-/* Help names keys in single quotes: 'data.train' becomes `data.train`. Single characters in quotes
- * ('.') become code as well. */
+/* Help texts put keys and characters in single quotes, which become code: 'data.train' becomes
+ * `data.train`. Apostrophes before an s stay. */
 static void add_help_cell(const char *text, tdm_str *out)
 {
     tdm_str code = TDM_STR_INIT;
@@ -298,7 +291,7 @@ static void add_key_row(const tdm_job_key *key, tdm_str *out)
     }
     tdm_str_add(out, " | ");
     tdm_str_add(&text, key->help);
-    add_company(key, &text);
+    add_relations(key, &text);
     add_help_cell(tdm_str_text(&text), out);
     if (key->decides_bits) tdm_str_add(out, " *bits*");
     if (key->decides_note) tdm_str_addf(out, " %s", key->decides_note);
@@ -316,7 +309,7 @@ void tdm_job_keys_markdown(tdm_str *out)
         if (group->name[0]) {
             tdm_str_addf(out, "\n## `%s`\n\n%s\n\n", group->name, group->help);
         } else {
-            tdm_str_addf(out, "\n## At the top level\n\n%s\n\n", group->help);
+            tdm_str_addf(out, "\n## Top level\n\n%s\n\n", group->help);
         }
         tdm_str_add(out, "| key | value | default | meaning |\n|---|---|---|---|\n");
         for (size_t i = 0; i < tdm_job_key_count(); i++) {

@@ -1,12 +1,12 @@
 /*
- * rules.c: what keys must hold side by side.
+ * rules.c: checks of combinations of keys.
  *
- * Each rule is a row: the keys it looks at, where its problem stands, a test on the job, and the
- * words. A rule is asked only when all its keys hold checked values, so that one mistake is not
- * reported twice. Pairs that exclude or need each other are columns of the table of keys instead.
+ * Each rule is a row: the keys that it reads, a test on the job, and the message. A rule is applied
+ * only if all its keys have checked values, so that one mistake is not reported twice. Pairs of keys
+ * that exclude or need each other are columns of the table of keys instead.
  *
- * Sizes of a model that the job does not have are no mistake, since a shown job has all of them; but
- * one that somebody has set to something is worth a warning.
+ * Keys that the job's model does not use are not errors, because a shown job contains all of them;
+ * they cause a warning if they differ from the default.
  */
 #include <stddef.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 #include "job/internal.h"
 
 typedef struct rule {
-    const char *keys[4]; /* looked at; the problem stands at the first that was given */
+    const char *keys[4]; /* that it reads; the problem is reported at the first that was given */
     bool (*is_broken)(const tdm_job *job);
     const char *message;
 } rule;
@@ -36,7 +36,7 @@ static bool idx_without_labels(const tdm_job *job)
 
 static bool only_train_has_labels(const tdm_job *job)
 {
-    if (job->data.format == TDM_JOB_FORMAT_CSV) return false; /* another rule's business */
+    if (job->data.format == TDM_JOB_FORMAT_CSV) return false; /* another rule reports it */
     return job->data.train_labels && job->data.test && !job->data.test_labels;
 }
 
@@ -118,7 +118,7 @@ static bool list_for_another(const tdm_job *job)
 static bool text_for_another(const tdm_job *job)
 {
     return job->data.format == TDM_JOB_FORMAT_TEXT && !tdm_job_takes_tokens(job) &&
-           job->model.kind != TDM_JOB_MODEL_LIBRARY; /* of which only the library knows */
+           job->model.kind != TDM_JOB_MODEL_LIBRARY; /* the library itself checks it */
 }
 
 static bool tokens_without_text(const tdm_job *job)
@@ -167,173 +167,173 @@ static const rule rules[] = {
         .keys = {"data.train_labels", "data.format"},
         .is_broken = train_labels_of_csv,
         .message = "'data.train_labels' is for IDX files; a CSV file has its labels in the column "
-                   "that 'data.label' names: leave this out, or set 'data.format' to idx",
+                   "'data.label': remove this key, or set 'data.format' to idx",
     },
     {
         .keys = {"data.test_labels", "data.format"},
         .is_broken = test_labels_of_csv,
         .message = "'data.test_labels' is for IDX files; a CSV file has its labels in the column "
-                   "that 'data.label' names: leave this out, or set 'data.format' to idx",
+                   "'data.label': remove this key, or set 'data.format' to idx",
     },
     {
         .keys = {"data.format", "data.train_labels"},
         .is_broken = idx_without_labels,
-        .message = "IDX images come without labels; name the file of labels in "
-                   "'data.train_labels'",
+        .message = "IDX images have no labels; set 'data.train_labels' to the file of labels",
     },
     {
         .keys = {"data.test", "data.test_labels", "data.train_labels", "data.format"},
         .is_broken = only_train_has_labels,
-        .message = "'data.train' has a file of labels, so 'data.test' needs one too: name it in "
+        .message = "'data.train' has a file of labels, so 'data.test' needs one as well: set "
                    "'data.test_labels'",
     },
     {
         .keys = {"data.test_labels", "data.train_labels", "data.test", "data.format"},
         .is_broken = only_test_has_labels,
-        .message = "'data.test' has a file of labels, so 'data.train' needs one too: name it in "
+        .message = "'data.test' has a file of labels, so 'data.train' needs one as well: set "
                    "'data.train_labels'",
     },
     {
         .keys = {"optim.nesterov", "optim.kind"},
         .is_broken = nesterov_of_adamw,
-        .message = "'optim.nesterov' is for sgd; set 'optim.kind' to sgd, or leave this out",
+        .message = "'optim.nesterov' is for sgd; set 'optim.kind' to sgd, or remove this key",
     },
     {
         .keys = {"optim.nesterov", "optim.momentum", "optim.kind"},
         .is_broken = nesterov_without_momentum,
-        .message = "'optim.nesterov' needs momentum; give 'optim.momentum' a value above 0",
+        .message = "'optim.nesterov' requires momentum; set 'optim.momentum' above 0",
     },
     {
         .keys = {"optim.centred", "optim.kind"},
         .is_broken = centred_of_another,
-        .message = "'optim.centred' is for rmsprop; set 'optim.kind' to rmsprop, or leave this out",
+        .message =
+            "'optim.centred' is for rmsprop; set 'optim.kind' to rmsprop, or remove this key",
     },
     {
         .keys = {"schedule.kind", "schedule.every_steps"},
         .is_broken = step_without_every_steps,
-        .message = "the schedule step needs 'schedule.every_steps': after how many steps the "
-                   "learning rate changes",
+        .message = "the schedule step requires 'schedule.every_steps', the number of steps between "
+                   "changes of the learning rate",
     },
     {
         .keys = {"schedule.kind", "schedule.milestones"},
         .is_broken = multi_step_without_milestones,
-        .message = "the schedule multi_step needs 'schedule.milestones': a list of the steps at "
+        .message = "the schedule multi_step requires 'schedule.milestones', a list of the steps at "
                    "which the learning rate changes",
     },
     {
         .keys = {"schedule.milestones"},
         .is_broken = milestones_do_not_rise,
-        .message = "'schedule.milestones' must rise from entry to entry",
+        .message = "'schedule.milestones' must be in increasing order",
     },
     {
         .keys = {"schedule.gamma", "schedule.kind"},
         .is_broken = plateau_that_never_lowers,
-        .message = "the schedule reduce_on_plateau lowers the learning rate; give 'schedule.gamma' "
-                   "a value below 1",
+        .message = "the schedule reduce_on_plateau reduces the learning rate; set 'schedule.gamma' "
+                   "below 1",
     },
     {
         .keys = {"schedule.kind", "data.test", "data.test_fraction", "eval.every_epochs"},
         .is_broken = plateau_without_measure,
         .message =
-            "the schedule reduce_on_plateau looks at the test set after each evaluation; "
-            "give 'data.test' or 'data.test_fraction', and a number for 'eval.every_epochs' or "
-            "'eval.every_steps'",
+            "the schedule reduce_on_plateau requires evaluations on a test set; set 'data.test' or "
+            "'data.test_fraction', and 'eval.every_epochs' or 'eval.every_steps' to a number",
     },
     {
         .keys = {"train.early_stop", "data.test", "data.test_fraction", "eval.every_epochs"},
         .is_broken = early_stop_without_measure,
-        .message = "'train.early_stop' looks at the test set after each evaluation; give "
-                   "'data.test' or 'data.test_fraction', and a number for 'eval.every_epochs' or "
-                   "'eval.every_steps'",
+        .message =
+            "'train.early_stop' requires evaluations on a test set; set 'data.test' or "
+            "'data.test_fraction', and 'eval.every_epochs' or 'eval.every_steps' to a number",
     },
     {
         .keys = {"eval.weights", "optim.ema"},
         .is_broken = ema_that_is_not_kept,
-        .message = "'eval.weights' is ema, but no average is kept; give 'optim.ema' a value above "
-                   "0, such as 0.999",
+        .message =
+            "'eval.weights' is ema, but there is no moving average; set 'optim.ema' above 0, "
+            "such as 0.999",
     },
     {
         .keys = {"model.kind", "layers"},
         .is_broken = layers_without_list,
-        .message = "the model layers is what a list says: give 'layers:' at the top level of the "
-                   "job, beside 'model:'",
+        .message = "the model layers requires a list of layers: add 'layers:' at the top level of "
+                   "the job, next to 'model:'",
     },
     {
         .keys = {"layers", "model.kind"},
         .is_broken = list_for_another,
-        .message = "'layers' is for the model of that name: set 'model.kind' to layers or leave it "
-                   "out, or leave this out",
+        .message = "'layers' is for the model layers: set 'model.kind' to layers or remove it, or "
+                   "remove this key",
     },
     {
         .keys = {"data.format", "model.kind", "layers"},
         .is_broken = text_for_another,
-        .message = "a text is for models that predict the next token: set 'model.kind' to gpt or "
-                   "begin 'layers' with embedding, or set 'data.format' to csv or idx",
+        .message = "the format text is for models that predict the next token: set 'model.kind' to "
+                   "gpt, or start 'layers' with embedding, or set 'data.format' to csv or idx",
     },
     {
         .keys = {"data.format", "model.kind", "layers"},
         .is_broken = tokens_without_text,
         .message =
-            "a model of tokens (gpt, or layers that begin with embedding) learns from a text: "
-            "set 'data.format' to text, or leave it out",
+            "a token model (gpt, or layers that start with embedding) is trained on a text: set "
+            "'data.format' to text, or remove it",
     },
     {
         .keys = {"data.train_labels", "data.test_labels", "model.kind", "layers"},
         .is_broken = labels_of_text,
-        .message = "a model of tokens needs no labels: each character is the label of those before "
-                   "it; leave this out",
+        .message =
+            "a token model has no labels: it predicts each character from the previous ones; "
+            "remove this key",
     },
     {
         .keys = {"model.width", "model.heads", "model.kind"},
         .is_broken = width_is_no_multiple,
-        .message = "'model.width' must be a multiple of 'model.heads', so that each head gets an "
-                   "equal part",
+        .message = "'model.width' must be a multiple of 'model.heads'",
     },
     {
         .keys = {"model.preset", "model.kind"},
         .is_broken = preset_of_another,
-        .message = "'model.preset' is for gpt; set 'model.kind' to gpt, or leave this out",
+        .message = "'model.preset' is for gpt; set 'model.kind' to gpt, or remove this key",
     },
     {
         .keys = {"model.kind", "model.library"},
         .is_broken = library_without_file,
-        .message = "the model library needs 'model.library': the shared object that has the model",
+        .message = "the model library requires 'model.library', the shared object with the model",
     },
     {
         .keys = {"model.library", "model.kind"},
         .is_broken = library_of_another,
-        .message = "'model.library' is for a model of your own: set 'model.kind' to library, or "
-                   "leave this out",
+        .message = "'model.library' is for models from a library: set 'model.kind' to library, or "
+                   "remove this key",
     },
     {
         .keys = {"model.options", "model.kind"},
         .is_broken = options_of_another,
-        .message = "'model.options' is for a model of your own: set 'model.kind' to library, or "
-                   "leave this out",
+        .message = "'model.options' is for models from a library: set 'model.kind' to library, or "
+                   "remove this key",
     },
     {
         .keys = {"parallel.lanes", "train.batch"},
         .is_broken = more_lanes_than_samples,
-        .message = "'parallel.lanes' is more than 'train.batch', so that some lanes would never "
-                   "get a sample; lower it, or raise 'train.batch'",
+        .message = "'parallel.lanes' exceeds 'train.batch', so some lanes would have no samples; "
+                   "reduce it, or increase 'train.batch'",
     },
 };
 
 void tdm__rules_check(tdm__loader *loader)
 {
     for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
-        bool can_ask = true;
+        bool is_applicable = true;
         tdm__job_position place = {.file = loader->file};
         bool is_placed = false;
         for (size_t k = 0; k < 4 && rules[i].keys[k]; k++) {
             const tdm__job_slot *slot = &loader->slots[tdm__key_find(rules[i].keys[k])];
-            can_ask = can_ask && slot->ok;
+            is_applicable = is_applicable && slot->ok;
             if (slot->node && !is_placed) {
                 place = slot->place;
                 is_placed = true;
             }
         }
-        if (can_ask && rules[i].is_broken(loader->job))
+        if (is_applicable && rules[i].is_broken(loader->job))
             tdm__problem_add(&loader->problems, place, "%s", rules[i].message);
     }
 }
@@ -357,9 +357,9 @@ static const struct {
     {"model.vocabulary", "gpt layers library"},
 };
 
-/* Did somebody mean this key for this model? Not: a default in a job that was shown, nor what stands
- * in a file whose model the command line has changed. */
-static bool is_meant(tdm__loader *loader, size_t index, bool other_model)
+/* Whether the key was set for this model. A default in a shown job was not, nor was a key of a file
+ * whose model the command line has changed. */
+static bool key_is_intended(tdm__loader *loader, size_t index, bool other_model)
 {
     const tdm_job_key *key = tdm_job_key_at(index);
     const tdm__job_slot *slot = &loader->slots[index];
@@ -378,11 +378,10 @@ static void warn_of_weights(tdm__loader *loader)
 {
     size_t index = tdm__key_find("parallel.weights");
     if (loader->job->parallel.balance == TDM_JOB_BALANCE_WEIGHTS ||
-        loader->job->parallel.weights.count == 0 || !is_meant(loader, index, false))
+        loader->job->parallel.weights.count == 0 || !key_is_intended(loader, index, false))
         return;
     tdm__problem_add(&loader->warnings, loader->slots[index].place,
-                     "'parallel.weights' has no effect: ranks go by it with 'parallel.balance: "
-                     "weights'");
+                     "'parallel.weights' has no effect unless 'parallel.balance' is weights");
 }
 
 void tdm__rules_warn(tdm__loader *loader)
@@ -398,7 +397,8 @@ void tdm__rules_warn(tdm__loader *loader)
                        loader->slots[tdm__key_find("layers")].from_override;
     for (size_t i = 0; i < sizeof(uses) / sizeof(uses[0]); i++) {
         size_t index = tdm__key_find(uses[i].key);
-        if (tdm__has_word(uses[i].kinds, kind) || !is_meant(loader, index, other_model)) continue;
+        if (tdm__has_word(uses[i].kinds, kind) || !key_is_intended(loader, index, other_model))
+            continue;
         tdm__problem_add(&loader->warnings, loader->slots[index].place,
                          "'%s' has no effect: the model %s does not use it (%s would)", uses[i].key,
                          kind, uses[i].kinds);

@@ -1,10 +1,10 @@
 /*
- * show.c: a job as YAML, as JSON, as a hash, and the difference of two.
+ * show.c: prints a job as YAML and as JSON, hashes it, and compares two jobs.
  *
- * All four walk the table of keys, so that none can forget one. The YAML is canonical: a value has
- * one spelling, and reading the text gives the same job, whose text is the same again. Texts go
- * without quotes only where no YAML reader could take them for anything else. Left out are optional
- * keys that were not given, and keys that another one rules out.
+ * All four iterate over the table of keys, so that none can miss a key. The YAML is canonical: a
+ * value has one spelling, and parsing the text gives the same job with the same text. Texts are
+ * unquoted only if no YAML parser can read them as another type. Optional keys that were not given,
+ * and keys that another key excludes, are omitted.
  */
 #include <math.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ static const char *text_of(const tdm_job_key *key, const void *base)
     return *(const char *const *)field_of(key, base);
 }
 
-/* The struct of a mapping, or NULL; and a list of them. */
+/* The struct of a mapping, or NULL. */
 static const void *map_of(const tdm_job_key *key, const void *base)
 {
     const void *item;
@@ -60,7 +60,7 @@ bool tdm__value_is_set(const tdm_job_key *key, const void *base)
     case TDM_JOB_KEY_REAL:
         real = *(const double *)field_of(key, base);
         if (isnan(real)) return false;
-        /* A fraction of 0 is as good as none when the other way to say it was taken. */
+        /* A fraction of 0 counts as not given if the key that excludes it was given. */
         if (!key->excludes || real != 0) return true;
         return !tdm__value_is_set(tdm_job_key_at(tdm__key_find(key->excludes)), base);
     case TDM_JOB_KEY_MAP: return map_of(key, base) != NULL;
@@ -76,7 +76,7 @@ bool tdm__value_is_set(const tdm_job_key *key, const void *base)
 
 /* ---- YAML ------------------------------------------------------------------------------------ */
 
-static bool is_plain(const char *text)
+static bool text_is_plain(const char *text)
 {
     static const char first[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/";
     static const char later[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/"
@@ -109,7 +109,7 @@ static void add_escaped(uint32_t c, const char *bytes, size_t length, tdm_str *o
 
 static void add_text(const char *text, tdm_str *out)
 {
-    if (is_plain(text)) {
+    if (text_is_plain(text)) {
         tdm_str_add(out, text);
         return;
     }
@@ -198,7 +198,7 @@ static void add_layers(const tdm_job_layer_list *list, tdm_str *out)
     tdm_str_add_char(out, ']');
 }
 
-/* The same for people: a line for each layer, each `indent` spaces from the left. */
+/* The readable form: one line for each layer, indented by `indent` spaces. */
 static void add_layer_lines(const tdm_job_layer_list *list, int indent, tdm_str *out)
 {
     for (size_t i = 0; i < list->count; i++) {
@@ -386,10 +386,11 @@ void tdm_job_show_json(const tdm_job *job, tdm_str *out)
     tdm_str_add_char(out, '\n');
 }
 
-/* ---- what decides bits ----------------------------------------------------------------------- */
+/* ---- keys that affect the bits --------------------------------------------------------------- */
 
-/* Of a path only whether it was given: the same file may lie elsewhere on another machine. */
-static void add_deciding(const tdm_job_key *key, const tdm_job *job, tdm_str *out)
+/* Adds the value of a key. For a path only its presence counts, because the same file may have
+ * another path on another machine. */
+static void add_hashed_value(const tdm_job_key *key, const tdm_job *job, tdm_str *out)
 {
     bool is_set = tdm__value_is_set(key, job);
     if (key->type == TDM_JOB_KEY_PATH) {
@@ -401,7 +402,7 @@ static void add_deciding(const tdm_job_key *key, const tdm_job *job, tdm_str *ou
     }
 }
 
-static bool decides(const tdm_job_key *key, const tdm_job *job)
+static bool key_decides_bits(const tdm_job_key *key, const tdm_job *job)
 {
     return key->decides_bits && (!key->decides_when || key->decides_when(job));
 }
@@ -412,9 +413,9 @@ tdm_status tdm_job_hash(const tdm_job *job, char hex[TDM_SHA256_HEX], tdm_error 
     tdm_str_add(&text, "tandem job 1\n");
     for (size_t i = 0; i < tdm_job_key_count(); i++) {
         const tdm_job_key *key = tdm_job_key_at(i);
-        if (!decides(key, job)) continue;
+        if (!key_decides_bits(key, job)) continue;
         tdm_str_addf(&text, "%s=", key->path);
-        add_deciding(key, job, &text);
+        add_hashed_value(key, job, &text);
         tdm_str_add_char(&text, '\n');
     }
     tdm_status status = TDM_ERR_NO_MEMORY;
@@ -424,7 +425,7 @@ tdm_status tdm_job_hash(const tdm_job *job, char hex[TDM_SHA256_HEX], tdm_error 
     return TDM_OK;
 }
 
-/* Does layer `index` differ, or is it in one list only? Its texts stay in `a` and `b`. */
+/* Whether layer `index` differs or exists in one list only. Writes its texts to `a` and `b`. */
 static bool layer_differs(const tdm_job_layer_list *here, const tdm_job_layer_list *there,
                           size_t index, tdm_str *a, tdm_str *b)
 {
@@ -435,7 +436,7 @@ static bool layer_differs(const tdm_job_layer_list *here, const tdm_job_layer_li
     return strcmp(tdm_str_text(a), tdm_str_text(b)) != 0;
 }
 
-/* The first difference of two lists, which is enough to see, by its place: a list can be long. */
+/* Adds only the first difference of two lists, because a list can be long. */
 static void add_layers_diff(const char *path, const tdm_job_layer_list *here,
                             const tdm_job_layer_list *there, tdm_str *out)
 {
@@ -447,7 +448,7 @@ static void add_layers_diff(const char *path, const tdm_job_layer_list *here,
         const tdm_job_layer_list inside[2] = {x.layers, y.layers};
         x.layers.count = y.layers.count = 0;
         const tdm_job_layer_list outer[2] = {{&x, 1}, {&y, 1}};
-        if (!layer_differs(&outer[0], &outer[1], 0, &a, &b)) { /* so it is within */
+        if (!layer_differs(&outer[0], &outer[1], 0, &a, &b)) { /* the nested layers differ */
             tdm_str_clear(&b);
             tdm_str_addf(&b, "%s[%zu].%s", path, i, tdm_job_layer_name(x.kind));
             add_layers_diff(tdm_str_text(&b), &inside[0], &inside[1], out);
@@ -469,10 +470,10 @@ size_t tdm_job_diff(const tdm_job *here, const tdm_job *there, tdm_str *out)
     size_t count = 0;
     for (size_t i = 0; i < tdm_job_key_count(); i++) {
         const tdm_job_key *key = tdm_job_key_at(i);
-        if (!decides(key, here) && !decides(key, there)) continue;
+        if (!key_decides_bits(key, here) && !key_decides_bits(key, there)) continue;
         tdm_str a = TDM_STR_INIT, b = TDM_STR_INIT;
-        add_deciding(key, here, &a);
-        add_deciding(key, there, &b);
+        add_hashed_value(key, here, &a);
+        add_hashed_value(key, there, &b);
         bool differs = strcmp(tdm_str_text(&a), tdm_str_text(&b)) != 0;
         if (differs && key->type == TDM_JOB_KEY_LAYERS) {
             add_layers_diff(key->path, layers_of(key, here), layers_of(key, there), out);
@@ -482,7 +483,7 @@ size_t tdm_job_diff(const tdm_job *here, const tdm_job *there, tdm_str *out)
                          tdm_str_text(&b));
             count++;
         }
-        if (!tdm_str_ok(&a) || !tdm_str_ok(&b)) out->failed = true; /* compared in part only */
+        if (!tdm_str_ok(&a) || !tdm_str_ok(&b)) out->failed = true; /* incomplete comparison */
         tdm_str_release(&a);
         tdm_str_release(&b);
     }

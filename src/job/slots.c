@@ -1,21 +1,22 @@
 /*
  * slots.c: one slot per key, filled from the file and then from the overrides.
  *
- * This stage settles what was given, and where; what it is worth is for value.c to say. Because an
- * override takes the slot before anyone looks at the value, a bad value in the file that is
- * overridden is no error. An override also clears the slot of the key it excludes, and a list of
- * layers and another model clear each other: the command line wins. Keys must be nested as the table has them; a dotted key in a file gets a word on nesting.
+ * This stage determines which keys were given, and where; value.c checks the values. An override
+ * replaces the slot before the value is checked, so an invalid value in the file is not an error if
+ * it is overridden. An override also clears the slot of the key that it excludes, and a list of
+ * layers and another model clear each other: the command line wins. Keys must be nested as in the
+ * table; a dotted key in a file is reported with the nested form.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "job/internal.h"
 
-/* Stands for a value that is reported already, so that nobody misses or reports it again. */
+/* Replaces a value whose problem is already listed, so that it is neither missing nor reported again. */
 static const tdm__yaml_node broken_node = {.text = "", .broken = true};
 
 /* A key of the group, as an example for messages. */
-static const char *first_key_of(const tdm__job_group *group)
+static const char *group_first_key(const tdm__job_group *group)
 {
     for (size_t i = 0; i < tdm_job_key_count(); i++) {
         if (tdm__job_group_has(group, tdm_job_key_at(i))) return tdm_job_key_at(i)->path;
@@ -29,14 +30,14 @@ static void report_duplicate(tdm__loader *loader, const char *path, tdm__job_pos
                              tdm__job_position before)
 {
     tdm__problem_add(&loader->problems, place,
-                     "'%s' is given twice; it stands at line %d, column %d already: remove one",
-                     path, before.line, before.column);
+                     "'%s' is given twice, first at line %d, column %d; remove one", path,
+                     before.line, before.column);
 }
 
 static void report_unknown(tdm__loader *loader, const char *group, const char *leaf,
                            tdm__job_position place)
 {
-    if (tdm__problem_list_full(&loader->problems)) { /* spare the work of a guess */
+    if (tdm__problem_list_full(&loader->problems)) { /* no suggestion is needed */
         tdm__problem_add(&loader->problems, place, "unknown key");
         return;
     }
@@ -53,7 +54,7 @@ static void report_unknown(tdm__loader *loader, const char *group, const char *l
     }
 }
 
-/* 'train.batch: 3' is clear in meaning, yet a second way to write a file is one too many. */
+/* Reports 'train.batch: 3' in a file. The meaning is clear, but a file has only one form. */
 static bool report_dotted(tdm__loader *loader, const tdm__yaml_node *entry)
 {
     size_t index = tdm__key_find(entry->key);
@@ -90,13 +91,13 @@ static void fill_group(tdm__loader *loader, size_t group_index, const tdm__yaml_
     if (node->kind == TDM__YAML_SCALAR) {
         tdm__problem_add(&loader->problems, node->place,
                          "'%s' is a group of keys, such as '%s'; got '%s'", group->name,
-                         first_key_of(group), tdm__clip_text(node->text).text);
+                         group_first_key(group), tdm__clip_text(node->text).text);
         return;
     }
     if (node->kind == TDM__YAML_LIST) {
         tdm__problem_add(&loader->problems, node->place,
                          "'%s' is a group of keys, such as '%s'; got a list", group->name,
-                         first_key_of(group));
+                         group_first_key(group));
         return;
     }
     for (const tdm__yaml_node *entry = node->first; entry; entry = entry->next) {
@@ -118,8 +119,8 @@ static void report_root(tdm__loader *loader, const tdm__yaml_node *root)
     if (root->broken) return; /* reported */
     if (tdm__yaml_is_null(root)) {
         tdm__problem_add(&loader->problems, (tdm__job_position){.file = loader->file},
-                         "the file is empty; a job names at least its data: "
-                         "'data:' and, indented below it, 'train: FILE'");
+                         "the file is empty; a job needs at least 'data:' and, indented below it, "
+                         "'train: FILE'");
     } else if (root->kind == TDM__YAML_SCALAR) {
         tdm__problem_add(&loader->problems, root->place,
                          "a job is a mapping of keys, such as 'seed: 1'; got '%s'",
@@ -152,7 +153,7 @@ bool tdm__slots_fill(tdm__loader *loader, const tdm__yaml_node *root)
 
 /* ---- from the command line ------------------------------------------------------------------- */
 
-/* Problems of the text itself are told as one that names the key. */
+/* Parses the value as YAML. The first problem in it is reported with the name of the key. */
 static const tdm__yaml_node *read_yaml_value(tdm__loader *loader, const tdm_job_key *key,
                                              const char *value, size_t length)
 {
@@ -173,14 +174,14 @@ static bool is_list(const tdm_job_key *key)
            key->type == TDM_JOB_KEY_LAYERS;
 }
 
-/* A character that would count as no value, for a key that takes one: '--set data.delimiter=" "'. */
+/* Whether the value is a blank for a key that accepts any character: '--set data.delimiter=" "'. */
 static bool is_blank_character(const tdm_job_key *key, const char *value)
 {
     return key->form == TDM_JOB_FORM_CHARACTER && *value && strchr(" \t~", *value) && !value[1];
 }
 
-/* Quotes, lists and mappings are read as YAML; all else stands for itself, so that
- * '--set data.delimiter=|' and paths with odd characters need no second layer of quotes. */
+/* Quoted values, lists and mappings are parsed as YAML; all other values are taken literally, so
+ * that '--set data.delimiter=|' and paths with special characters need no further quotes. */
 const tdm__yaml_node *tdm__node_from_text(tdm__loader *loader, const tdm_job_key *key,
                                           const char *value)
 {
@@ -209,7 +210,7 @@ static void clear_slot(tdm__loader *loader, size_t index)
 {
     const char *path = tdm_job_key_at(index)->path;
     loader->slots[index] = (tdm__job_slot){0};
-    /* What the file said in company of this key goes with it. */
+    /* Keys of the file that need this key are cleared with it. */
     for (size_t i = 0; i < tdm_job_key_count(); i++) {
         const char *needs = tdm_job_key_at(i)->needs;
         if (needs && strcmp(needs, path) == 0 && !loader->slots[i].from_override)
@@ -217,7 +218,7 @@ static void clear_slot(tdm__loader *loader, size_t index)
     }
 }
 
-/* A list of layers is a model by itself: it and the name of another one cannot stand together. */
+/* A list of layers is a model, so it and the name of another model exclude each other. */
 static void clear_other_model(tdm__loader *loader, size_t index, const tdm__yaml_node *node)
 {
     size_t kind = tdm__key_find("model.kind"), layers = tdm__key_find("layers");
@@ -231,9 +232,9 @@ static void override_slot(tdm__loader *loader, size_t index, const char *value)
     const tdm_job_key *key = tdm_job_key_at(index);
     tdm__job_position place = {.file = TDM__JOB_OVERRIDE_FILE};
     const tdm__yaml_node *node = tdm__node_from_text(loader, key, value);
-    if (!node) node = &broken_node;                                     /* reported */
-    bool may_lack = !key->fallback || strcmp(key->fallback, "[]") == 0; /* a list of nothing */
-    bool is_optional = may_lack && !key->required;
+    if (!node) node = &broken_node; /* reported */
+    bool can_be_empty = !key->fallback || strcmp(key->fallback, "[]") == 0;
+    bool is_optional = can_be_empty && !key->required;
     if (is_optional && !node->broken && tdm__yaml_is_null(node)) {
         clear_slot(loader, index);
         return;
@@ -243,7 +244,8 @@ static void override_slot(tdm__loader *loader, size_t index, const char *value)
     loader->slots[index] = (tdm__job_slot){.node = node, .place = place, .from_override = true};
 }
 
-/* A key inside a mapping cannot be set alone: nobody could say what its neighbours are then. */
+/* Reports an override of a key inside a mapping. It cannot be set alone, because the other keys of
+ * the mapping would be undefined. */
 static bool report_inner(tdm__loader *loader, const char *path)
 {
     for (size_t i = 0; i < tdm_job_key_count(); i++) {
@@ -252,7 +254,7 @@ static bool report_inner(tdm__loader *loader, const char *path)
         if (key->field_count == 0 || strncmp(path, key->path, length) != 0 || path[length] != '.')
             continue;
         tdm__problem_add(&loader->problems, (tdm__job_position){.file = TDM__JOB_OVERRIDE_FILE},
-                         "'%s' is inside '%s', which is set as a whole, such as '%s=%s{%s: ...}%s'",
+                         "'%s' is part of '%s', which must be set as a whole: '%s=%s{%s: ...}%s'",
                          tdm__clip_text(path).text, key->path, key->path, is_list(key) ? "[" : "",
                          tdm__key_leaf(&key->fields[0]), is_list(key) ? "]" : "");
         return true;
@@ -266,7 +268,7 @@ void tdm__slots_override(tdm__loader *loader, const char *override)
     size_t length = strlen(override);
     if (tdm__utf8_check(override, length) != length) {
         tdm__problem_add(&loader->problems, place,
-                         "an override holds bytes that are not printable UTF-8");
+                         "an override contains bytes that are not printable UTF-8");
         return;
     }
     const char *equals = strchr(override, '=');
@@ -288,7 +290,7 @@ void tdm__slots_override(tdm__loader *loader, const char *override)
     if (group_index != SIZE_MAX) {
         tdm__problem_add(&loader->problems, place,
                          "'%s' is a group of keys; set one of them, such as '%s'", path,
-                         first_key_of(tdm__job_group_at(group_index)));
+                         group_first_key(tdm__job_group_at(group_index)));
         return;
     }
     if (tdm__options_override(loader, path, equals + 1)) return;
@@ -313,16 +315,16 @@ void tdm__slots_check_pairs(tdm__loader *loader)
         if (!slot->node) continue;
         if (key->needs && !loader->slots[tdm__key_find(key->needs)].node) {
             tdm__problem_add(&loader->problems, slot->place,
-                             "'%s' needs '%s'; give that too, or leave this out", key->path,
+                             "'%s' requires '%s'; add it, or remove this key", key->path,
                              key->needs);
         }
-        /* Both rows name each other, so that the one that stands later reports. Overrides never
-         * meet here: they cleared the other slot. */
+        /* Both rows name each other; the later one in the file reports. Two overrides cannot
+         * conflict here, because each clears the other slot. */
         if (!key->excludes) continue;
         const tdm__job_slot *other = &loader->slots[tdm__key_find(key->excludes)];
         if (other->node && is_later(slot->place, other->place)) {
             tdm__problem_add(&loader->problems, slot->place,
-                             "'%s' cannot stand beside '%s' (line %d, column %d); keep one of them",
+                             "'%s' conflicts with '%s' (line %d, column %d); remove one of them",
                              key->path, key->excludes, other->place.line, other->place.column);
         }
     }

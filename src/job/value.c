@@ -1,10 +1,10 @@
 /*
- * value.c: a YAML node becomes a checked value in the job.
+ * value.c: checks a YAML node and stores its value in the job.
  *
- * Every type has one function, which reports at the value's own place what was wanted and what
- * stood there. Numbers are read strictly: plain digits, no 0x10, no 1_000, no 1e3 for a whole
- * number, neither nan nor infinity; a number in quotes is a text. Texts are taken as they stand,
- * whatever YAML would make of them, so that a column may be called 'no' or '5'.
+ * Every type has one function, which reports the expected and the actual value at the position of
+ * the value. Numbers are parsed strictly: plain digits, no 0x10, no 1_000, no 1e3 for a whole
+ * number, neither nan nor infinity; a quoted number is a text. Texts are taken literally, without
+ * YAML's type rules, so that a column may be called 'no' or '5'.
  */
 #include <locale.h>
 #include <math.h>
@@ -17,7 +17,7 @@
 
 #include "job/internal.h"
 
-/* What a value is checked against, and where problems go. */
+/* What a value is checked against, and where it is stored. */
 typedef struct target {
     tdm__loader *loader;
     const tdm_job_key *key;
@@ -25,7 +25,7 @@ typedef struct target {
     bool from_override;
 } target;
 
-/* Ends a text that went into a message; when memory ran out, it was not whole. */
+/* Releases the text of a message, and records if memory ran out while it was built. */
 static void release_wanted(tdm__loader *loader, tdm_str *wanted)
 {
     if (!tdm_str_ok(wanted)) loader->problems.no_memory = true;
@@ -37,15 +37,15 @@ static void report_wrong(const target *t, const tdm__yaml_node *node, const char
 {
     tdm__problem_list *problems = &t->loader->problems;
     if (node->kind != TDM__YAML_SCALAR) {
-        tdm__problem_add(problems, node->place, "'%s' wants %s, got a %s", t->key->path, wanted,
+        tdm__problem_add(problems, node->place, "'%s' expects %s, got a %s", t->key->path, wanted,
                          node->kind == TDM__YAML_LIST ? "list" : "mapping");
     } else {
-        tdm__problem_add(problems, node->place, "'%s' wants %s, got '%s'%s", t->key->path, wanted,
+        tdm__problem_add(problems, node->place, "'%s' expects %s, got '%s'%s", t->key->path, wanted,
                          tdm__clip_text(node->text).text, hint);
     }
 }
 
-/* "... wants a power of two from 1 to 64, or the word auto, got '3'". */
+/* "... expects a power of two from 1 to 64, or the word auto, got '3'". */
 static void report_range(const target *t, const tdm__yaml_node *node)
 {
     tdm_str wanted = TDM_STR_INIT;
@@ -64,7 +64,7 @@ static void report_empty(tdm__loader *loader, const tdm_job_key *key, tdm__job_p
     tdm_str wanted = TDM_STR_INIT;
     tdm__key_wants(key, &wanted);
     tdm__problem_add(&loader->problems, place, "'%s' has no value; give %s%s", key->path,
-                     tdm_str_text(&wanted), key->required ? "" : ", or leave the key out");
+                     tdm_str_text(&wanted), key->required ? "" : ", or remove the key");
     release_wanted(loader, &wanted);
 }
 
@@ -75,23 +75,23 @@ static size_t count_digits(const char *text)
     return strspn(text, "0123456789");
 }
 
-/* For reals; a whole number near 2^53 would be rounded on the way. */
-static bool in_range(const tdm_job_key *key, double value)
+/* For reals only: a whole number near 2^53 would be rounded. */
+static bool real_in_range(const tdm_job_key *key, double value)
 {
     if (key->min_open ? value <= key->min : value < key->min) return false;
     return key->max_open ? value < key->max : value <= key->max;
 }
 
-/* What to do about a scalar that is nearly a whole number; "" when it is nothing like one. */
+/* How to correct a scalar that resembles a whole number; "" if it does not. */
 static const char *int_hint(const tdm__yaml_node *node)
 {
     const char *text = node->text;
-    if (!node->plain) return count_digits(text) > 0 ? "; leave the quotes out" : "";
+    if (!node->plain) return count_digits(text) > 0 ? "; remove the quotes" : "";
     if (*text == '+' || *text == '-') text++;
     return count_digits(text) > 0 ? "; write it in plain digits, such as 1000" : "";
 }
 
-/* How many bytes "MB" and the like are; 0 when it is no unit. */
+/* The number of bytes of a unit such as "MB"; 0 if it is not a unit. */
 static int64_t unit_bytes(const char *text)
 {
     static const struct {
@@ -114,8 +114,8 @@ static int64_t unit_bytes(const char *text)
     return 0;
 }
 
-/* "2GB" or "2.5GB": digits, up to six behind a point, and a unit; without a point it may lack. Parts
- * of a byte are cut off. */
+/* Parses "2GB" or "2.5GB": digits, up to six decimals, and a unit, which is optional without
+ * decimals. Fractions of a byte are dropped. */
 static bool parse_size(const char *text, int64_t *out)
 {
     size_t whole = count_digits(text), part = 0;
@@ -149,7 +149,7 @@ static bool read_int(const target *t, const tdm__yaml_node *node, int64_t *out)
     const tdm_job_key *key = t->key;
     if (node->kind == TDM__YAML_LIST && key->not_list) {
         tdm__problem_add(&t->loader->problems, node->place,
-                         "'%s' wants a whole number, got a list; %s", key->path, key->not_list);
+                         "'%s' expects a whole number, got a list; %s", key->path, key->not_list);
         return false;
     }
     if (node->kind != TDM__YAML_SCALAR) {
@@ -164,7 +164,7 @@ static bool read_int(const target *t, const tdm__yaml_node *node, int64_t *out)
     const char *digits = node->text + (node->text[0] == '-' ? 1 : 0);
     size_t count = count_digits(digits);
     bool is_int = node->plain && count > 0 && digits[count] == '\0';
-    if (is_int && digits[0] == '0' && count > 1) is_int = false; /* octal, to some */
+    if (is_int && digits[0] == '0' && count > 1) is_int = false; /* octal in some formats */
     if (!is_int) {
         tdm_str wanted = TDM_STR_INIT;
         tdm_str_add(&wanted, "a whole number");
@@ -173,7 +173,7 @@ static bool read_int(const target *t, const tdm__yaml_node *node, int64_t *out)
         release_wanted(t->loader, &wanted);
         return false;
     }
-    /* Eighteen digits fit; whatever is longer is beyond 2^53 anyway. */
+    /* Eighteen digits fit into 64 bits; longer numbers exceed 2^53. */
     long long value = count <= 18 ? strtoll(node->text, NULL, 10) : INT64_MAX;
     bool is_good = count <= 18 && value >= (long long)key->min && value <= (long long)key->max;
     if (key->form == TDM_JOB_FORM_POWER_OF_TWO && (value & (value - 1)) != 0) is_good = false;
@@ -245,7 +245,7 @@ static const char *real_hint(const tdm__yaml_node *node)
 {
     static const char *const words[] = {".nan", "nan", ".inf", "inf", "infinity"};
     const char *text = node->text;
-    if (!node->plain) return tdm__text_is_real(text) ? "; leave the quotes out" : "";
+    if (!node->plain) return tdm__text_is_real(text) ? "; remove the quotes" : "";
     if (*text == '+' || *text == '-') text++;
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
         if (strcasecmp(text, words[i]) == 0) return "; it must be finite";
@@ -253,7 +253,7 @@ static const char *real_hint(const tdm__yaml_node *node)
     return count_digits(text) > 0 ? "; write it like 0.001 or 1e-3" : "";
 }
 
-/* Reads with a decimal point whatever the locale of the program says. */
+/* Parses with a decimal point, independently of the locale. */
 static bool parse_real(const char *text, double *out)
 {
     locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
@@ -278,7 +278,7 @@ static bool store_real(const target *t, const tdm__yaml_node *node)
         report_wrong(t, node, "a number", "; it must be finite");
         return false;
     }
-    if (!in_range(t->key, value)) {
+    if (!real_in_range(t->key, value)) {
         report_range(t, node);
         return false;
     }
@@ -288,8 +288,8 @@ static bool store_real(const target *t, const tdm__yaml_node *node)
 
 /* ---- words ----------------------------------------------------------------------------------- */
 
-/* The words that YAML 1.1 takes for truth values: 1, 0, or -1 for none of them. */
-static int truth_of(const char *text)
+/* Parses the booleans of YAML 1.1: 1, 0, or -1 for other words. */
+static int parse_bool(const char *text)
 {
     static const char *const words[] = {"false", "true", "no", "yes", "off", "on"};
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
@@ -308,7 +308,7 @@ static const char *choice_candidate(size_t index, const void *user)
     return ((const choice_words *)user)->words[index];
 }
 
-/* " did you mean 'relu'?" for 'Relu' and 'rleu'. */
+/* Reports an unknown word, with a suggestion: 'relu' for 'Relu' and 'rleu'. */
 static void report_choice(const target *t, const tdm__yaml_node *node, const char *choices)
 {
     tdm_str wanted = TDM_STR_INIT;
@@ -332,13 +332,13 @@ static void report_choice(const target *t, const tdm__yaml_node *node, const cha
 
 static bool store_bool(const target *t, const tdm__yaml_node *node)
 {
-    int truth = node->kind == TDM__YAML_SCALAR ? truth_of(node->text) : -1;
+    int truth = node->kind == TDM__YAML_SCALAR ? parse_bool(node->text) : -1;
     if (truth < 0) {
         report_choice(t, node, "true | false");
         return false;
     }
     if (!node->plain) {
-        report_wrong(t, node, "true or false", "; leave the quotes out");
+        report_wrong(t, node, "true or false", "; remove the quotes");
         return false;
     }
     *(bool *)t->field = truth == 1;
@@ -350,8 +350,8 @@ static bool store_choice(const target *t, const tdm__yaml_node *node)
     const char *choices = t->key->choices;
     int choice = node->kind == TDM__YAML_SCALAR ? tdm__choice_find(choices, node->text) : -1;
     if (choice < 0 && node->kind == TDM__YAML_SCALAR && node->plain) {
-        /* Other YAML tools rewrite 'yes' as 'true': where yes and no are choices, take both. */
-        int truth = truth_of(node->text);
+        /* Other YAML tools rewrite 'yes' as 'true': accept both if yes and no are choices. */
+        int truth = parse_bool(node->text);
         if (truth >= 0) choice = tdm__choice_find(choices, truth == 1 ? "yes" : "no");
     }
     if (choice < 0) {
@@ -373,7 +373,7 @@ bool tdm__name_is_valid(const char *name)
     return strspn(name, letters) == length;
 }
 
-static bool keep_text(const target *t, const char *text)
+static bool store_text(const target *t, const char *text)
 {
     const char *copy = text ? tdm_arena_strdup(t->loader->arena, text) : NULL;
     if (!copy) {
@@ -414,30 +414,30 @@ static bool store_string(const target *t, const tdm__yaml_node *node)
                          TDM__JOB_STRING_BYTES, length);
         return false;
     }
-    return keep_text(t, text);
+    return store_text(t, text);
 }
 
 static void report_missing_file(const target *t, const tdm__yaml_node *node, const char *path)
 {
-    const char *hint = t->from_override ? "a path given by --set is relative to the current folder"
-                                        : "a path in a job file is relative to the file's folder";
-    if (node->text[0] == '~') hint = "'~' is not expanded here: write the home folder out";
-    if (node->text[0] == '/') hint = "correct the path, or put the file there";
+    const char *hint = t->from_override
+                           ? "a path given by --set is relative to the current directory"
+                           : "a path in a job file is relative to the directory of that file";
+    if (node->text[0] == '~') hint = "'~' is not expanded: write out the home directory";
+    if (node->text[0] == '/') hint = "correct the path, or create the file";
     if (tdm_path_is_dir(path)) {
         tdm__problem_add(&t->loader->problems, node->place,
-                         "'%s': '%s' is a folder; name a file in it", t->key->path, path);
+                         "'%s': '%s' is a directory; give a file", t->key->path, path);
     } else if (tdm_path_exists(path)) {
         tdm__problem_add(&t->loader->problems, node->place,
-                         "'%s': '%s' is not a regular file but a device, a pipe or a socket; give "
-                         "the path of a file",
+                         "'%s': '%s' is a device, a pipe or a socket; give a regular file",
                          t->key->path, path);
     } else {
-        tdm__problem_add(&t->loader->problems, node->place, "'%s': there is no file '%s'; %s",
+        tdm__problem_add(&t->loader->problems, node->place, "'%s': file '%s' does not exist; %s",
                          t->key->path, path, hint);
     }
 }
 
-static char *resolve(const target *t, const char *path)
+static char *path_resolve(const target *t, const char *path)
 {
     bool from_here = t->from_override || t->key->type == TDM_JOB_KEY_DIR;
     while (path[0] == '.' && path[1] == '/') {
@@ -459,7 +459,7 @@ static bool store_path(const target *t, const tdm__yaml_node *node)
         report_empty(loader, t->key, node->place);
         return false;
     }
-    char *path = resolve(t, node->text);
+    char *path = path_resolve(t, node->text);
     if (!path) {
         loader->problems.no_memory = true;
         return false;
@@ -467,13 +467,13 @@ static bool store_path(const target *t, const tdm__yaml_node *node)
     size_t length = strlen(path);
     if (length > TDM__JOB_PATH_BYTES) {
         tdm__problem_add(&loader->problems, node->place,
-                         "'%s' is a path of %zu bytes; at most %d are possible", t->key->path,
-                         length, TDM__JOB_PATH_BYTES);
+                         "'%s' is a path of %zu bytes; the maximum is %d", t->key->path, length,
+                         TDM__JOB_PATH_BYTES);
         return false;
     }
-    if (!tdm__utf8_is_valid(path)) { /* the folder's name: the text itself was checked */
+    if (!tdm__utf8_is_valid(path)) { /* the directory's name: the text itself was checked */
         tdm__problem_add(&loader->problems, node->place,
-                         "'%s' lies in a folder whose name is not UTF-8; rename that",
+                         "'%s' is in a directory whose name is not UTF-8; rename the directory",
                          t->key->path);
         return false;
     }
@@ -482,11 +482,11 @@ static bool store_path(const target *t, const tdm__yaml_node *node)
         return false;
     }
     if (!loader->no_file_checks && t->key->type == TDM_JOB_KEY_DIR && tdm_path_is_file(path)) {
-        tdm__problem_add(&loader->problems, node->place, "'%s': '%s' is a file, not a folder",
+        tdm__problem_add(&loader->problems, node->place, "'%s': '%s' is a file, not a directory",
                          t->key->path, path);
         return false;
     }
-    return keep_text(t, path);
+    return store_text(t, path);
 }
 
 /* ---- mappings -------------------------------------------------------------------------------- */

@@ -1,11 +1,11 @@
 /*
- * yaml.c: bytes to a small tree of YAML nodes, each with its place.
+ * yaml.c: parses bytes into a small tree of YAML nodes, each with its position.
  *
- * libyaml's events give line and column for every key and value. Of YAML only the plain part is
- * taken: one document of maps, lists and scalars. Anchors, aliases, tags and merge keys are
- * refused, each with a word on what to write instead: they make a file mean something other than
- * what it says. The bytes are checked first, so that libyaml only ever sees valid UTF-8; nesting is
- * bounded, and so is the recursion here. Lines and columns count from 1, columns in characters.
+ * libyaml's events give line and column of every key and value. Only a subset of YAML is supported:
+ * one document of maps, lists and scalars. Anchors, aliases, tags and merge keys are rejected with
+ * advice, because they make a file hard to understand. The bytes are checked first, so that libyaml
+ * reads only valid UTF-8; nesting is bounded, which bounds the recursion here. Lines and columns
+ * count from 1, columns in characters.
  */
 #include <stdio.h>
 #include <string.h>
@@ -20,7 +20,7 @@ typedef struct reader {
     const char *file;
     tdm_arena *arena;
     tdm__problem_list *problems;
-    bool stopped; /* a syntax error, too deep, or out of memory: the tree is of no use */
+    bool stopped; /* a syntax error, nested too deep, or out of memory: the tree is incomplete */
 } reader;
 
 const char *tdm_job_library(char buffer[TDM_LIBRARY_BYTES])
@@ -69,11 +69,10 @@ static void report_syntax(reader *r)
     char byte = byte_at(r, p->problem_mark);
     if (byte == '\t') {
         tdm__problem_add(r->problems, place,
-                         "not valid YAML: a tab stands here; indent with spaces instead");
+                         "not valid YAML: there is a tab; indent with spaces instead");
     } else if (byte && strchr(",@`%", byte) && p->error != YAML_READER_ERROR) {
         tdm__problem_add(r->problems, place,
-                         "not valid YAML: '%c' cannot stand here; put a value that begins with it "
-                         "in quotes",
+                         "not valid YAML: unexpected '%c'; quote a value that begins with it",
                          byte);
     } else if (p->context && p->context_mark.line != p->problem_mark.line) {
         tdm__problem_add(r->problems, place, "not valid YAML: %s %s that began at line %d", problem,
@@ -106,9 +105,9 @@ static tdm__yaml_node *new_node(reader *r, const yaml_event_t *event, tdm__yaml_
     return node;
 }
 
-/* Reports what we do not take of YAML; the node is then passed over. */
-static void refuse_extras(reader *r, tdm__yaml_node *node, const yaml_char_t *anchor,
-                          const yaml_char_t *tag)
+/* Reports anchors and tags; the node is then ignored. */
+static void reject_anchor_and_tag(reader *r, tdm__yaml_node *node, const yaml_char_t *anchor,
+                                  const yaml_char_t *tag)
 {
     if (anchor) {
         tdm__problem_add(r->problems, node->place,
@@ -122,8 +121,8 @@ static void refuse_extras(reader *r, tdm__yaml_node *node, const yaml_char_t *an
         bool is_standard = strncmp(name, standard, strlen(standard)) == 0;
         if (is_standard) name += strlen(standard);
         tdm__problem_add(r->problems, node->place,
-                         "tags ('%s%s') are not supported; leave the tag out",
-                         is_standard ? "!!" : "", tdm__clip_text(name).text);
+                         "tags ('%s%s') are not supported; remove the tag", is_standard ? "!!" : "",
+                         tdm__clip_text(name).text);
         node->broken = true;
     }
 }
@@ -135,9 +134,10 @@ static tdm__yaml_node *read_scalar(reader *r, const yaml_event_t *event)
     const char *value = (const char *)event->data.scalar.value;
     size_t length = event->data.scalar.length;
     node->plain = event->data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
-    refuse_extras(r, node, event->data.scalar.anchor, event->data.scalar.tag);
+    reject_anchor_and_tag(r, node, event->data.scalar.anchor, event->data.scalar.tag);
     if (memchr(value, '\0', length)) {
-        tdm__problem_add(r->problems, node->place, "a text cannot hold a zero byte; remove '\\0'");
+        tdm__problem_add(r->problems, node->place,
+                         "a text cannot contain a zero byte; remove '\\0'");
         node->broken = true;
     }
     node->text = tdm_arena_strndup(r->arena, value, strnlen(value, length));
@@ -163,7 +163,7 @@ static tdm__yaml_node *read_alias(reader *r, const yaml_event_t *event)
 
 static tdm__yaml_node *read_node(reader *r, const yaml_event_t *event, int depth);
 
-/* Takes the event; NULL after its end. */
+/* Reads the next node of a list, map or document; NULL at its end or after an error. */
 static tdm__yaml_node *read_child(reader *r, yaml_event_type_t end, int depth, bool *at_end)
 {
     yaml_event_t event;
@@ -225,36 +225,38 @@ static tdm__yaml_node *read_node(reader *r, const yaml_event_t *event, int depth
     tdm__yaml_node *node = new_node(r, event, is_list ? TDM__YAML_LIST : TDM__YAML_MAP);
     if (!node) return NULL;
     if (depth >= TDM__JOB_DEPTH) {
-        tdm__problem_add(r->problems, node->place,
-                         "nested deeper than %d levels; no job needs that", TDM__JOB_DEPTH);
+        tdm__problem_add(r->problems, node->place, "nested deeper than %d levels; flatten the file",
+                         TDM__JOB_DEPTH);
         r->stopped = true;
         return NULL;
     }
     if (is_list) {
-        refuse_extras(r, node, event->data.sequence_start.anchor, event->data.sequence_start.tag);
+        reject_anchor_and_tag(r, node, event->data.sequence_start.anchor,
+                              event->data.sequence_start.tag);
         read_list(r, node, depth);
     } else {
-        refuse_extras(r, node, event->data.mapping_start.anchor, event->data.mapping_start.tag);
+        reject_anchor_and_tag(r, node, event->data.mapping_start.anchor,
+                              event->data.mapping_start.tag);
         read_map(r, node, depth);
     }
     return r->stopped ? NULL : node;
 }
 
-/* Passes over one event, which the grammar guarantees to be there. */
+/* Skips one event, which the grammar guarantees. */
 static void skip_event(reader *r)
 {
     yaml_event_t event;
     if (next_event(r, &event)) yaml_event_delete(&event);
 }
 
-static void refuse_second_document(reader *r)
+static void reject_second_document(reader *r)
 {
     yaml_event_t event;
     if (!next_event(r, &event)) return;
     if (event.type != YAML_STREAM_END_EVENT) {
         tdm__problem_add(r->problems, place_of(r, event.start_mark),
-                         "a second document begins here; a job is one document, so remove the "
-                         "'---' and what follows");
+                         "a second document begins here; a job is one document: remove the '---' "
+                         "and everything after it");
     }
     yaml_event_delete(&event);
 }
@@ -277,11 +279,11 @@ static tdm__yaml_node *read_document(reader *r)
     root = read_child(r, YAML_NO_EVENT, 0, &at_end);
     if (at_end) return NULL;
     skip_event(r); /* the end of the document */
-    refuse_second_document(r);
+    reject_second_document(r);
     return r->stopped ? NULL : root;
 }
 
-/* The place of a byte, counted as libyaml counts. */
+/* The position of a byte, counted as libyaml does. */
 static tdm__job_position place_of_byte(const char *bytes, size_t at, const char *file)
 {
     tdm__job_position place = {.file = file, .line = 1, .column = 1};
@@ -308,12 +310,12 @@ static bool check_bytes(const char *bytes, size_t count, const char *file,
     unsigned char c = (unsigned char)bytes[at];
     tdm__job_position place = place_of_byte(bytes, at, file);
     if (c < 0x80) {
-        tdm__problem_add(problems, place,
-                         "the control character 0x%02x cannot stand in a text file; remove it", c);
+        tdm__problem_add(problems, place, "the control character 0x%02x is not allowed; remove it",
+                         c);
     } else {
         tdm__problem_add(problems, place,
-                         "the byte 0x%02x begins no printable UTF-8 character; save the file as "
-                         "UTF-8",
+                         "the byte 0x%02x does not begin a printable UTF-8 character; save the "
+                         "file as UTF-8",
                          c);
     }
     return false;

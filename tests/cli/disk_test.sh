@@ -18,7 +18,7 @@ everything_kb=$(du -sk whole | cut -f1)
 test_a_file_in_the_way() {
     echo precious >file
     assert_exit 2 "$TANDEM" train job.yaml --set run.dir=file
-    assert_contains "$err" "is a file, not a folder"
+    assert_contains "$err" "is a file, not a directory"
     assert_exit 1 "$TANDEM" train job.yaml --set run.dir=file/below
     assert_contains "$err" "a file of that name is in the way"
     assert_equal "$(cat file)" precious "the file in the way"

@@ -47,7 +47,7 @@ test_refusals() {
     assert_exit 2 "$TANDEM" train images.yaml --set data.shape=[]
     assert_contains "$err" "this model needs images"
     assert_exit 2 "$TANDEM" train images.yaml --set model.kind=resnet --set model.depth=19
-    assert_contains "$err" "'model.depth' wants 18, 34 or 50"
+    assert_contains "$err" "'model.depth' expects 18, 34 or 50"
 }
 
 run_tests "$@"

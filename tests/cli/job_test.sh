@@ -79,7 +79,7 @@ test_keys_without_effect() {
     assert_exit 0 "$TANDEM" job check job.yaml --set "layers=[linear: 8]"
     assert_equal "$err" "" "what is said of a model that the command line has replaced"
     assert_exit 0 "$TANDEM" job check job.yaml --set parallel.weights=[1,2]
-    assert_contains "$err" "'parallel.weights' has no effect: ranks go by it with 'parallel.balance:"
+    assert_contains "$err" "'parallel.weights' has no effect unless 'parallel.balance' is weights"
     assert_exit 0 "$TANDEM" job check job.yaml --set parallel.weights=[1,2] --set parallel.balance=weights
     assert_equal "$err" "" "what is said of weights that ranks go by"
 }

@@ -128,7 +128,7 @@ test_options_from_the_command_line() {
 test_a_library_that_is_gone() {
     mv model.so away.so
     assert_exit 2 "$TANDEM" train job.yaml
-    assert_contains "$err" "job.yaml:6:12: 'model.library': there is no file '$work/model.so'"
+    assert_contains "$err" "job.yaml:6:12: 'model.library': file '$work/model.so' does not exist"
     assert_exit 2 "$TANDEM" train --resume runs/own-1 --set train.epochs=4
     assert_contains "$err" "there is no file '$work/model.so'"
     for command in "eval runs/own-1" "predict runs/own-1 data.csv"; do
@@ -153,7 +153,7 @@ test_a_library_that_is_another() {
         assert_contains "$err" "$sha"
     done
     assert_exit 4 "$TANDEM" train --resume runs/own-2 --set train.epochs=4
-    assert_contains "$err" "'model.library_sha256': $work/model.so is another file now"
+    assert_contains "$err" "'model.library_sha256': $work/model.so has changed"
     # Saying that it does not matter does not help: it is another job.
     assert_exit 4 "$TANDEM" train --resume runs/own-2 --set train.epochs=4 \
         --set model.library_sha256=

@@ -68,132 +68,132 @@ static const bad_job bad_jobs[] = {
     {JOB("data: {train: x.csv}\ntrain: [1]\n"), NO_SET,
      "job.yaml:2:8: 'train' is a group of keys, such as 'train.batch'; got a list\n"},
     {JOB("data: {train: x.csv}\nseed: {a: 1}\n"), NO_SET,
-     "job.yaml:2:7: 'seed' wants a whole number, got a mapping\n"},
+     "job.yaml:2:7: 'seed' expects a whole number, got a mapping\n"},
     {JOB("data: {train: x.csv}\nseed: [1]\n"), NO_SET,
-     "job.yaml:2:7: 'seed' wants a whole number, got a list\n"},
+     "job.yaml:2:7: 'seed' expects a whole number, got a list\n"},
     {JOB("data: {train: x.csv}\nname: [a]\n"), NO_SET,
-     "job.yaml:2:7: 'name' wants 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
+     "job.yaml:2:7: 'name' expects 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
      "'.' or '-', got a list\n"},
     {JOB("data: {train: [x]}\n"), NO_SET,
-     "job.yaml:1:15: 'data.train' wants the path of a file, got a list\n"},
+     "job.yaml:1:15: 'data.train' expects the path of a file, got a list\n"},
     {JOB("data: {train: x.csv}\noptim: {lr: {a: 1}}\n"), NO_SET,
-     "job.yaml:2:13: 'optim.lr' wants a number, got a mapping\n"},
+     "job.yaml:2:13: 'optim.lr' expects a number, got a mapping\n"},
     {JOB("data: {train: x.csv, shuffle: [true]}\n"), NO_SET,
-     "job.yaml:1:31: 'data.shuffle' wants true or false, got a list\n"},
+     "job.yaml:1:31: 'data.shuffle' expects true or false, got a list\n"},
     {JOB("data: {train: x.csv}\nmodel: {activation: {}}\n"), NO_SET,
-     "job.yaml:2:21: 'model.activation' wants relu, gelu, tanh or sigmoid, got a mapping\n"},
+     "job.yaml:2:21: 'model.activation' expects relu, gelu, tanh or sigmoid, got a mapping\n"},
     {JOB("data: {train: x.csv}\nmodel: {hidden: 64}\n"), NO_SET,
-     "job.yaml:2:17: 'model.hidden' wants a list of whole numbers, such as [128, 64], got '64'\n"},
+     "job.yaml:2:17: 'model.hidden' expects a list of whole numbers, such as [128, 64], got '64'\n"},
     {JOB("data: {train: x.csv}\nmodel: {hidden: {a: 1}}\n"), NO_SET,
-     "job.yaml:2:17: 'model.hidden' wants a list of whole numbers, such as [128, 64], got a "
+     "job.yaml:2:17: 'model.hidden' expects a list of whole numbers, such as [128, 64], got a "
      "mapping\n"},
     {JOB("data: {train: x.csv}\nmodel: {hidden: [64, [1]]}\n"), NO_SET,
-     "job.yaml:2:22: 'model.hidden' wants a whole number, got a list\n"},
+     "job.yaml:2:22: 'model.hidden' expects a whole number, got a list\n"},
     {JOB("- a\n- b\n"), NO_SET,
      "job.yaml:1:1: a job is a mapping of keys, such as 'seed: 1'; got a list\n"},
     {JOB("just words\n"), NO_SET,
      "job.yaml:1:1: a job is a mapping of keys, such as 'seed: 1'; got 'just words'\n"},
     {JOB(""), NO_SET,
-     "job.yaml: the file is empty; a job names at least its data: 'data:' and, indented below "
-     "it, 'train: FILE'\n"},
+     "job.yaml: the file is empty; a job needs at least 'data:' and, indented below it, 'train: "
+     "FILE'\n"},
     {JOB("# only a comment\n"), NO_SET,
-     "job.yaml: the file is empty; a job names at least its data: 'data:' and, indented below "
-     "it, 'train: FILE'\n"},
+     "job.yaml: the file is empty; a job needs at least 'data:' and, indented below it, 'train: "
+     "FILE'\n"},
     {JOB("---\n"), NO_SET,
-     "job.yaml: the file is empty; a job names at least its data: 'data:' and, indented below "
-     "it, 'train: FILE'\n"},
+     "job.yaml: the file is empty; a job needs at least 'data:' and, indented below it, 'train: "
+     "FILE'\n"},
     {JOB("~\n"), NO_SET,
-     "job.yaml: the file is empty; a job names at least its data: 'data:' and, indented below "
-     "it, 'train: FILE'\n"},
+     "job.yaml: the file is empty; a job needs at least 'data:' and, indented below it, 'train: "
+     "FILE'\n"},
     /* ---- whole numbers */
     {JOB("data: {train: x.csv}\ntrain: {batch: abc}\n"), NO_SET,
-     "job.yaml:2:16: 'train.batch' wants a whole number, got 'abc'\n"},
+     "job.yaml:2:16: 'train.batch' expects a whole number, got 'abc'\n"},
     {JOB("data: {train: x.csv}\ntrain: {batch: 0}\n"), NO_SET,
-     "job.yaml:2:16: 'train.batch' wants a whole number from 1 to 2147483647, got '0'\n"},
+     "job.yaml:2:16: 'train.batch' expects a whole number from 1 to 2147483647, got '0'\n"},
     {JOB("data: {train: x.csv}\ntrain: {batch: -3}\n"), NO_SET,
-     "job.yaml:2:16: 'train.batch' wants a whole number from 1 to 2147483647, got '-3'\n"},
+     "job.yaml:2:16: 'train.batch' expects a whole number from 1 to 2147483647, got '-3'\n"},
     {JOB("data: {train: x.csv}\ntrain: {batch: 2147483648}\n"), NO_SET,
-     "job.yaml:2:16: 'train.batch' wants a whole number from 1 to 2147483647, got '2147483648'\n"},
+     "job.yaml:2:16: 'train.batch' expects a whole number from 1 to 2147483647, got '2147483648'\n"},
     {JOB("data: {train: x.csv}\ntrain: {batch: 1e3}\n"), NO_SET,
-     "job.yaml:2:16: 'train.batch' wants a whole number, got '1e3'; write it in plain digits, "
+     "job.yaml:2:16: 'train.batch' expects a whole number, got '1e3'; write it in plain digits, "
      "such as 1000\n"},
     {JOB("data: {train: x.csv}\ntrain: {batch: 0x10}\n"), NO_SET,
-     "job.yaml:2:16: 'train.batch' wants a whole number, got '0x10'; write it in plain digits, "
+     "job.yaml:2:16: 'train.batch' expects a whole number, got '0x10'; write it in plain digits, "
      "such as 1000\n"},
     {JOB("data: {train: x.csv}\ntrain: {batch: 1_000}\n"), NO_SET,
-     "job.yaml:2:16: 'train.batch' wants a whole number, got '1_000'; write it in plain digits, "
+     "job.yaml:2:16: 'train.batch' expects a whole number, got '1_000'; write it in plain digits, "
      "such as 1000\n"},
     {JOB("data: {train: x.csv}\ntrain: {batch: 007}\n"), NO_SET,
-     "job.yaml:2:16: 'train.batch' wants a whole number, got '007'; write it in plain digits, "
+     "job.yaml:2:16: 'train.batch' expects a whole number, got '007'; write it in plain digits, "
      "such as 1000\n"},
     {JOB("data: {train: x.csv}\ntrain: {batch: +7}\n"), NO_SET,
-     "job.yaml:2:16: 'train.batch' wants a whole number, got '+7'; write it in plain digits, "
+     "job.yaml:2:16: 'train.batch' expects a whole number, got '+7'; write it in plain digits, "
      "such as 1000\n"},
     {JOB("data: {train: x.csv}\ntrain: {batch: 3.5}\n"), NO_SET,
-     "job.yaml:2:16: 'train.batch' wants a whole number, got '3.5'; write it in plain digits, "
+     "job.yaml:2:16: 'train.batch' expects a whole number, got '3.5'; write it in plain digits, "
      "such as 1000\n"},
     {JOB("data: {train: x.csv}\ntrain: {batch: \"32\"}\n"), NO_SET,
-     "job.yaml:2:16: 'train.batch' wants a whole number, got '32'; leave the quotes out\n"},
+     "job.yaml:2:16: 'train.batch' expects a whole number, got '32'; remove the quotes\n"},
     {JOB("data: {train: x.csv}\ntrain: {batch: true}\n"), NO_SET,
-     "job.yaml:2:16: 'train.batch' wants a whole number, got 'true'\n"},
+     "job.yaml:2:16: 'train.batch' expects a whole number, got 'true'\n"},
     {JOB("data: {train: x.csv}\nseed: -1\n"), NO_SET,
-     "job.yaml:2:7: 'seed' wants a whole number from 0 to 2^53, got '-1'\n"},
+     "job.yaml:2:7: 'seed' expects a whole number from 0 to 2^53, got '-1'\n"},
     {JOB("data: {train: x.csv}\nseed: 9007199254740993\n"), NO_SET,
-     "job.yaml:2:7: 'seed' wants a whole number from 0 to 2^53, got '9007199254740993'\n"},
+     "job.yaml:2:7: 'seed' expects a whole number from 0 to 2^53, got '9007199254740993'\n"},
     {JOB("data: {train: x.csv}\nseed: 99999999999999999999999999\n"), NO_SET,
-     "job.yaml:2:7: 'seed' wants a whole number from 0 to 2^53, got "
+     "job.yaml:2:7: 'seed' expects a whole number from 0 to 2^53, got "
      "'99999999999999999999999999'\n"},
     {JOB("data: {train: x.csv}\nparallel: {lanes: 3}\n"), NO_SET,
-     "job.yaml:2:19: 'parallel.lanes' wants a power of two from 1 to 65536, or the word auto, "
+     "job.yaml:2:19: 'parallel.lanes' expects a power of two from 1 to 65536, or the word auto, "
      "got '3'\n"},
     {JOB("data: {train: x.csv}\nparallel: {lanes: 0}\n"), NO_SET,
-     "job.yaml:2:19: 'parallel.lanes' wants a power of two from 1 to 65536, or the word auto, "
+     "job.yaml:2:19: 'parallel.lanes' expects a power of two from 1 to 65536, or the word auto, "
      "got '0'\n"},
     {JOB("data: {train: x.csv}\nparallel: {lanes: 131072}\n"), NO_SET,
-     "job.yaml:2:19: 'parallel.lanes' wants a power of two from 1 to 65536, or the word auto, "
+     "job.yaml:2:19: 'parallel.lanes' expects a power of two from 1 to 65536, or the word auto, "
      "got '131072'\n"},
     {JOB("data: {train: x.csv}\nmemory: {limit: 2Gb}\n"), NO_SET,
-     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
+     "job.yaml:2:17: 'memory.limit' expects a number of bytes, such as 800MB or 2.5GiB, or the word "
      "auto, got '2Gb'\n"},
     {JOB("data: {train: x.csv}\nmemory: {limit: 0}\n"), NO_SET,
-     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
+     "job.yaml:2:17: 'memory.limit' expects a number of bytes, such as 800MB or 2.5GiB, or the word "
      "auto, got '0'\n"},
     {JOB("data: {train: x.csv}\nmemory: {limit: 1.5}\n"), NO_SET,
-     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
+     "job.yaml:2:17: 'memory.limit' expects a number of bytes, such as 800MB or 2.5GiB, or the word "
      "auto, got '1.5'\n"},
     {JOB("data: {train: x.csv}\nmemory: {limit: 1.GB}\n"), NO_SET,
-     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
+     "job.yaml:2:17: 'memory.limit' expects a number of bytes, such as 800MB or 2.5GiB, or the word "
      "auto, got '1.GB'\n"},
     {JOB("data: {train: x.csv}\nmemory: {limit: 0.0GB}\n"), NO_SET,
-     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
+     "job.yaml:2:17: 'memory.limit' expects a number of bytes, such as 800MB or 2.5GiB, or the word "
      "auto, got '0.0GB'\n"},
     {JOB("data: {train: x.csv}\nmemory: {limit: 1.5B}\n"), NO_SET,
-     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
+     "job.yaml:2:17: 'memory.limit' expects a number of bytes, such as 800MB or 2.5GiB, or the word "
      "auto, got '1.5B'\n"},
     {JOB("data: {train: x.csv}\nmemory: {limit: 1.5.5GB}\n"), NO_SET,
-     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
+     "job.yaml:2:17: 'memory.limit' expects a number of bytes, such as 800MB or 2.5GiB, or the word "
      "auto, got '1.5.5GB'\n"},
     {JOB("data: {train: x.csv}\nmemory: {limit: 99999TB}\n"), NO_SET,
-     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
+     "job.yaml:2:17: 'memory.limit' expects a number of bytes, such as 800MB or 2.5GiB, or the word "
      "auto, got '99999TB'\n"},
     {JOB("data: {train: x.csv}\nmemory: {limit: -1}\n"), NO_SET,
-     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
+     "job.yaml:2:17: 'memory.limit' expects a number of bytes, such as 800MB or 2.5GiB, or the word "
      "auto, got '-1'\n"},
     {JOB("data: {train: x.csv}\nmemory: {limit: \"2GB\"}\n"), NO_SET,
-     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
+     "job.yaml:2:17: 'memory.limit' expects a number of bytes, such as 800MB or 2.5GiB, or the word "
      "auto, got '2GB'\n"},
     {JOB("data: {train: x.csv}\nparallel: {lanes: many}\n"), NO_SET,
-     "job.yaml:2:19: 'parallel.lanes' wants a whole number or the word auto, got 'many'\n"},
+     "job.yaml:2:19: 'parallel.lanes' expects a whole number or the word auto, got 'many'\n"},
     {JOB("data: {train: x.csv}\neval: {every_epochs: 0}\n"), NO_SET,
-     "job.yaml:2:22: 'eval.every_epochs' wants a whole number from 1 to 2^53, or the word "
+     "job.yaml:2:22: 'eval.every_epochs' expects a whole number from 1 to 2^53, or the word "
      "never, got '0'\n"},
     {JOB("data: {train: x.csv}\ncheckpoint: {keep: some}\n"), NO_SET,
-     "job.yaml:2:20: 'checkpoint.keep' wants a whole number or the word all, got 'some'\n"},
+     "job.yaml:2:20: 'checkpoint.keep' expects a whole number or the word all, got 'some'\n"},
     {JOB("data: {train: x.csv}\nmodel: {hidden: [64, 0, x]}\n"), NO_SET,
-     "job.yaml:2:22: 'model.hidden' wants whole numbers from 1 to 1048576, got '0'\n"
-     "job.yaml:2:25: 'model.hidden' wants a whole number, got 'x'\n"},
+     "job.yaml:2:22: 'model.hidden' expects whole numbers from 1 to 1048576, got '0'\n"
+     "job.yaml:2:25: 'model.hidden' expects a whole number, got 'x'\n"},
     {JOB("data: {train: x.csv}\nmodel: {hidden: [1048577]}\n"), NO_SET,
-     "job.yaml:2:18: 'model.hidden' wants whole numbers from 1 to 1048576, got '1048577'\n"},
+     "job.yaml:2:18: 'model.hidden' expects whole numbers from 1 to 1048576, got '1048577'\n"},
     {JOB("data: {train: x.csv}\n"
          "model: {hidden: [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, "
          "1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, "
@@ -201,77 +201,77 @@ static const bad_job bad_jobs[] = {
      NO_SET, "job.yaml:2:17: 'model.hidden' takes at most 64 numbers, got 65\n"},
     /* ---- numbers */
     {JOB("data: {train: x.csv}\noptim: {lr: fast}\n"), NO_SET,
-     "job.yaml:2:13: 'optim.lr' wants a number, got 'fast'\n"},
+     "job.yaml:2:13: 'optim.lr' expects a number, got 'fast'\n"},
     {JOB("data: {train: x.csv}\noptim: {lr: 0}\n"), NO_SET,
-     "job.yaml:2:13: 'optim.lr' wants a number above 0, got '0'\n"},
+     "job.yaml:2:13: 'optim.lr' expects a number above 0, got '0'\n"},
     {JOB("data: {train: x.csv}\noptim: {lr: -0.1}\n"), NO_SET,
-     "job.yaml:2:13: 'optim.lr' wants a number above 0, got '-0.1'\n"},
+     "job.yaml:2:13: 'optim.lr' expects a number above 0, got '-0.1'\n"},
     {JOB("data: {train: x.csv}\noptim: {lr: .nan}\n"), NO_SET,
-     "job.yaml:2:13: 'optim.lr' wants a number, got '.nan'; it must be finite\n"},
+     "job.yaml:2:13: 'optim.lr' expects a number, got '.nan'; it must be finite\n"},
     {JOB("data: {train: x.csv}\noptim: {lr: -.INF}\n"), NO_SET,
-     "job.yaml:2:13: 'optim.lr' wants a number, got '-.INF'; it must be finite\n"},
+     "job.yaml:2:13: 'optim.lr' expects a number, got '-.INF'; it must be finite\n"},
     {JOB("data: {train: x.csv}\noptim: {lr: 1e999}\n"), NO_SET,
-     "job.yaml:2:13: 'optim.lr' wants a number, got '1e999'; it must be finite\n"},
+     "job.yaml:2:13: 'optim.lr' expects a number, got '1e999'; it must be finite\n"},
     {JOB("data: {train: x.csv}\noptim: {lr: 1e-999}\n"), NO_SET,
-     "job.yaml:2:13: 'optim.lr' wants a number above 0, got '1e-999'\n"},
+     "job.yaml:2:13: 'optim.lr' expects a number above 0, got '1e-999'\n"},
     {JOB("data: {train: x.csv}\noptim: {lr: 0,1}\n"), NO_SET,
-     "job.yaml:2:13: 'optim.lr' wants a number above 0, got '0'\n"
+     "job.yaml:2:13: 'optim.lr' expects a number above 0, got '0'\n"
      "job.yaml:2:15: unknown key 'optim.1'; did you mean 'optim.lr'?\n"},
     {JOB("data: {train: x.csv}\noptim: {lr: 1_0.5}\n"), NO_SET,
-     "job.yaml:2:13: 'optim.lr' wants a number, got '1_0.5'; write it like 0.001 or 1e-3\n"},
+     "job.yaml:2:13: 'optim.lr' expects a number, got '1_0.5'; write it like 0.001 or 1e-3\n"},
     {JOB("data: {train: x.csv}\noptim: {lr: 0x1p3}\n"), NO_SET,
-     "job.yaml:2:13: 'optim.lr' wants a number, got '0x1p3'; write it like 0.001 or 1e-3\n"},
+     "job.yaml:2:13: 'optim.lr' expects a number, got '0x1p3'; write it like 0.001 or 1e-3\n"},
     {JOB("data: {train: x.csv}\noptim: {lr: \"0.1\"}\n"), NO_SET,
-     "job.yaml:2:13: 'optim.lr' wants a number, got '0.1'; leave the quotes out\n"},
+     "job.yaml:2:13: 'optim.lr' expects a number, got '0.1'; remove the quotes\n"},
     {JOB("data: {train: x.csv}\noptim: {lr: .}\n"), NO_SET,
-     "job.yaml:2:13: 'optim.lr' wants a number, got '.'\n"},
+     "job.yaml:2:13: 'optim.lr' expects a number, got '.'\n"},
     {JOB("data: {train: x.csv}\noptim: {lr: 1e}\n"), NO_SET,
-     "job.yaml:2:13: 'optim.lr' wants a number, got '1e'; write it like 0.001 or 1e-3\n"},
+     "job.yaml:2:13: 'optim.lr' expects a number, got '1e'; write it like 0.001 or 1e-3\n"},
     {JOB("data: {train: x.csv}\nmodel: {dropout: 1}\n"), NO_SET,
-     "job.yaml:2:18: 'model.dropout' wants a number from 0 to below 1, got '1'\n"},
+     "job.yaml:2:18: 'model.dropout' expects a number from 0 to below 1, got '1'\n"},
     {JOB("data: {train: x.csv}\noptim: {beta2: 1.5, weight_decay: -1}\n"), NO_SET,
-     "job.yaml:2:16: 'optim.beta2' wants a number from 0 to below 1, got '1.5'\n"
-     "job.yaml:2:35: 'optim.weight_decay' wants a number of at least 0, got '-1'\n"},
+     "job.yaml:2:16: 'optim.beta2' expects a number from 0 to below 1, got '1.5'\n"
+     "job.yaml:2:35: 'optim.weight_decay' expects a number of at least 0, got '-1'\n"},
     {JOB("data: {train: x.csv, test_fraction: 1.0}\n"), NO_SET,
-     "job.yaml:1:37: 'data.test_fraction' wants a number from 0 to below 1, got '1.0'\n"},
+     "job.yaml:1:37: 'data.test_fraction' expects a number from 0 to below 1, got '1.0'\n"},
     /* ---- words */
     {JOB("data: {train: x.csv}\nmodel: {activation: Relu}\n"), NO_SET,
-     "job.yaml:2:21: 'model.activation' wants relu, gelu, tanh or sigmoid, got 'Relu'; did you "
+     "job.yaml:2:21: 'model.activation' expects relu, gelu, tanh or sigmoid, got 'Relu'; did you "
      "mean 'relu'?\n"},
     {JOB("data: {train: x.csv}\nmodel: {activation: swish9}\n"), NO_SET,
-     "job.yaml:2:21: 'model.activation' wants relu, gelu, tanh or sigmoid, got 'swish9'\n"},
+     "job.yaml:2:21: 'model.activation' expects relu, gelu, tanh or sigmoid, got 'swish9'\n"},
     {JOB("data: {train: x.csv}\noptim: {kind: adamv}\n"), NO_SET,
-     "job.yaml:2:15: 'optim.kind' wants sgd, adagrad, rmsprop, adam, adamw, lamb or lion, got "
+     "job.yaml:2:15: 'optim.kind' expects sgd, adagrad, rmsprop, adam, adamw, lamb or lion, got "
      "'adamv'; did you mean 'adam'?\n"},
     {JOB("data: {train: x.csv, header: ja}\n"), NO_SET,
-     "job.yaml:1:30: 'data.header' wants auto, yes or no, got 'ja'\n"},
+     "job.yaml:1:30: 'data.header' expects auto, yes or no, got 'ja'\n"},
     {JOB("data: {train: x.csv, format: parquet}\n"), NO_SET,
-     "job.yaml:1:30: 'data.format' wants auto, csv, idx or text, got 'parquet'\n"},
+     "job.yaml:1:30: 'data.format' expects auto, csv, idx or text, got 'parquet'\n"},
     {JOB("data: {train: x.csv, shuffle: ture}\n"), NO_SET,
-     "job.yaml:1:31: 'data.shuffle' wants true or false, got 'ture'; did you mean 'true'?\n"},
+     "job.yaml:1:31: 'data.shuffle' expects true or false, got 'ture'; did you mean 'true'?\n"},
     {JOB("data: {train: x.csv, shuffle: \"true\"}\n"), NO_SET,
-     "job.yaml:1:31: 'data.shuffle' wants true or false, got 'true'; leave the quotes out\n"},
+     "job.yaml:1:31: 'data.shuffle' expects true or false, got 'true'; remove the quotes\n"},
     {JOB("data: {train: x.csv, shuffle: 1}\n"), NO_SET,
-     "job.yaml:1:31: 'data.shuffle' wants true or false, got '1'\n"},
+     "job.yaml:1:31: 'data.shuffle' expects true or false, got '1'\n"},
     {JOB("data: {train: x.csv, last_batch: yes}\n"), NO_SET,
-     "job.yaml:1:34: 'data.last_batch' wants keep or drop, got 'yes'\n"},
+     "job.yaml:1:34: 'data.last_batch' expects keep or drop, got 'yes'\n"},
     /* ---- texts */
     {JOB("data: {train: x.csv}\nname: -x\n"), NO_SET,
-     "job.yaml:2:7: 'name' wants 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
+     "job.yaml:2:7: 'name' expects 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
      "'.' or '-', got '-x'\n"},
     {JOB("data: {train: x.csv}\nname: a b\n"), NO_SET,
-     "job.yaml:2:7: 'name' wants 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
+     "job.yaml:2:7: 'name' expects 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
      "'.' or '-', got 'a b'\n"},
     {JOB("data: {train: x.csv}\n"
          "name: nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn\n"),
      NO_SET,
-     "job.yaml:2:7: 'name' wants 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
+     "job.yaml:2:7: 'name' expects 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
      "'.' or '-', got 'nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn...'\n"},
     {JOB("data: {train: x.csv}\nname: \"\"\n"), NO_SET,
-     "job.yaml:2:7: 'name' wants 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
+     "job.yaml:2:7: 'name' expects 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
      "'.' or '-', got ''\n"},
     {JOB("data: {train: x.csv}\nname: ../x\n"), NO_SET,
-     "job.yaml:2:7: 'name' wants 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
+     "job.yaml:2:7: 'name' expects 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
      "'.' or '-', got '../x'\n"},
     {JOB("data: {train: x.csv, label: \"\"}\n"), NO_SET,
      "job.yaml:1:29: 'data.label' takes 1 to 1024 bytes, got 0\n"},
@@ -290,14 +290,14 @@ static const bad_job bad_jobs[] = {
          "ccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc}\n"),
      NO_SET, "job.yaml:1:29: 'data.label' takes 1 to 1024 bytes, got 1025\n"},
     {JOB("data: {train: x.csv, delimiter: \";;\"}\n"), NO_SET,
-     "job.yaml:1:33: 'data.delimiter' wants one ASCII character, or the word tab, got ';;'\n"},
+     "job.yaml:1:33: 'data.delimiter' expects one ASCII character, or the word tab, got ';;'\n"},
     {JOB("data: {train: x.csv, delimiter: \"\303\251\"}\n"), NO_SET,
-     "job.yaml:1:33: 'data.delimiter' wants one ASCII character, or the word tab, got "
+     "job.yaml:1:33: 'data.delimiter' expects one ASCII character, or the word tab, got "
      "'\303\251'\n"},
     {JOB("data: {train: x.csv, delimiter: \"\\x01\"}\n"), NO_SET,
-     "job.yaml:1:33: 'data.delimiter' wants one ASCII character, or the word tab, got '?'\n"},
+     "job.yaml:1:33: 'data.delimiter' expects one ASCII character, or the word tab, got '?'\n"},
     {JOB("data: {train: x.csv, label: \"a\\0b\"}\n"), NO_SET,
-     "job.yaml:1:29: a text cannot hold a zero byte; remove '\\0'\n"},
+     "job.yaml:1:29: a text cannot contain a zero byte; remove '\\0'\n"},
     /* ---- no value */
     {JOB("data:\n  train:\n"), NO_SET,
      "job.yaml:2:3: 'data.train' has no value; give the path of a file\n"},
@@ -306,117 +306,110 @@ static const bad_job bad_jobs[] = {
     {JOB("data: {train: null}\n"), NO_SET,
      "job.yaml:1:8: 'data.train' has no value; give the path of a file\n"},
     {JOB("data: {train: x.csv, test: ~}\n"), NO_SET,
-     "job.yaml:1:22: 'data.test' has no value; give the path of a file, or leave the key out\n"},
+     "job.yaml:1:22: 'data.test' has no value; give the path of a file, or remove the key\n"},
     {JOB("data: {train: x.csv}\ntrain: {batch: }\n"), NO_SET,
      "job.yaml:2:9: 'train.batch' has no value; give a whole number from 1 to 2147483647, or "
-     "leave the key out\n"},
+     "remove the key\n"},
     {JOB("seed: 3\n"), NO_SET,
-     "job.yaml: 'data.train' is missing, and every job needs it: give the path of a file\n"},
+     "job.yaml: 'data.train' is required but missing: give the path of a file\n"},
     {JOB("seed: 3\ndata:\n  label: x\n"), NO_SET,
-     "job.yaml:2:1: 'data.train' is missing, and every job needs it: give the path of a file\n"},
+     "job.yaml:2:1: 'data.train' is required but missing: give the path of a file\n"},
     /* ---- keys side by side */
     {JOB("data:\n  train: x.csv\n  train: y.csv\n"), NO_SET,
-     "job.yaml:3:3: 'data.train' is given twice; it stands at line 2, column 3 already: remove "
-     "one\n"},
+     "job.yaml:3:3: 'data.train' is given twice, first at line 2, column 3; remove one\n"},
     {JOB("data: {train: x.csv}\n"
          "train: {batch: 1}\n"
          "seed: 1\n"
          "train: {batch: 2}\n"),
-     NO_SET,
-     "job.yaml:4:1: 'train' is given twice; it stands at line 2, column 1 already: remove one\n"},
+     NO_SET, "job.yaml:4:1: 'train' is given twice, first at line 2, column 1; remove one\n"},
     {JOB("data: {train: x.csv}\n"
          "train:\n"
          "  epochs: 3\n"
          "  steps: 5\n"),
      NO_SET,
-     "job.yaml:4:3: 'train.steps' cannot stand beside 'train.epochs' (line 3, column 3); keep "
-     "one of them\n"},
+     "job.yaml:4:3: 'train.steps' conflicts with 'train.epochs' (line 3, column 3); remove one of "
+     "them\n"},
     {JOB("data: {train: x.csv}\n"
          "train:\n"
          "  steps: 5\n"
          "  epochs: 3\n"),
      NO_SET,
-     "job.yaml:4:3: 'train.epochs' cannot stand beside 'train.steps' (line 3, column 3); keep "
-     "one of them\n"},
+     "job.yaml:4:3: 'train.epochs' conflicts with 'train.steps' (line 3, column 3); remove one of "
+     "them\n"},
     {JOB("data:\n"
          "  train: x.csv\n"
          "  test: y.csv\n"
          "  test_fraction: 0.1\n"),
      NO_SET,
-     "job.yaml:4:3: 'data.test_fraction' cannot stand beside 'data.test' (line 3, column 3); "
-     "keep one of them\n"},
+     "job.yaml:4:3: 'data.test_fraction' conflicts with 'data.test' (line 3, column 3); remove one "
+     "of them\n"},
     {JOB("data:\n"
          "  train: x.csv\n"
          "  train_labels: l\n"
          "  test_labels: y\n"),
-     NO_SET,
-     "job.yaml:4:3: 'data.test_labels' needs 'data.test'; give that too, or leave this out\n"},
+     NO_SET, "job.yaml:4:3: 'data.test_labels' requires 'data.test'; add it, or remove this key\n"},
     {JOB("data: {train: x, train_labels: y, format: csv}\n"), NO_SET,
-     "job.yaml:1:18: 'data.train_labels' is for IDX files; a CSV file has its labels in the "
-     "column that 'data.label' names: leave this out, or set 'data.format' to idx\n"},
+     "job.yaml:1:18: 'data.train_labels' is for IDX files; a CSV file has its labels in the column "
+     "'data.label': remove this key, or set 'data.format' to idx\n"},
     {JOB("data: {train: x, test: z, test_labels: y, format: csv}\n"), NO_SET,
-     "job.yaml:1:27: 'data.test_labels' is for IDX files; a CSV file has its labels in the "
-     "column that 'data.label' names: leave this out, or set 'data.format' to idx\n"},
+     "job.yaml:1:27: 'data.test_labels' is for IDX files; a CSV file has its labels in the column "
+     "'data.label': remove this key, or set 'data.format' to idx\n"},
     {JOB("data: {train: x, format: idx}\n"), NO_SET,
-     "job.yaml:1:18: IDX images come without labels; name the file of labels in "
-     "'data.train_labels'\n"},
+     "job.yaml:1:18: IDX images have no labels; set 'data.train_labels' to the file of labels\n"},
     {JOB("data: {train: x, train_labels: y, test: z}\n"), NO_SET,
-     "job.yaml:1:35: 'data.train' has a file of labels, so 'data.test' needs one too: name it "
-     "in 'data.test_labels'\n"},
+     "job.yaml:1:35: 'data.train' has a file of labels, so 'data.test' needs one as well: set "
+     "'data.test_labels'\n"},
     {JOB("data: {train: x, test: z, test_labels: y}\n"), NO_SET,
-     "job.yaml:1:27: 'data.test' has a file of labels, so 'data.train' needs one too: name it "
-     "in 'data.train_labels'\n"},
+     "job.yaml:1:27: 'data.test' has a file of labels, so 'data.train' needs one as well: set "
+     "'data.train_labels'\n"},
     {JOB("data: {train: x.txt, format: text}\n"), NO_SET,
-     "job.yaml:1:22: a text is for models that predict the next token: set 'model.kind' to gpt or "
-     "begin 'layers' with embedding, or set 'data.format' to csv or idx\n"},
+     "job.yaml:1:22: the format text is for models that predict the next token: set 'model.kind' "
+     "to gpt, or start 'layers' with embedding, or set 'data.format' to csv or idx\n"},
     {JOB("data: {train: x.csv, format: csv}\nmodel: {kind: gpt}\n"), NO_SET,
-     "job.yaml:1:22: a model of tokens (gpt, or layers that begin with embedding) learns from a "
-     "text: set 'data.format' to text, or leave it out\n"},
+     "job.yaml:1:22: a token model (gpt, or layers that start with embedding) is trained on a "
+     "text: set 'data.format' to text, or remove it\n"},
     {JOB("data: {train: x, train_labels: y}\nmodel: {kind: gpt}\n"), NO_SET,
-     "job.yaml:1:18: a model of tokens needs no labels: each character is the label of those before "
-     "it; leave this out\n"},
+     "job.yaml:1:18: a token model has no labels: it predicts each character from the previous "
+     "ones; remove this key\n"},
     {JOB("data: {train: x.txt}\nmodel: {kind: gpt, width: 30}\n"), NO_SET,
-     "job.yaml:2:20: 'model.width' must be a multiple of 'model.heads', so that each head gets an "
-     "equal part\n"},
+     "job.yaml:2:20: 'model.width' must be a multiple of 'model.heads'\n"},
     {JOB("data: {train: x.csv}\nmodel: {preset: gpt2}\n"), NO_SET,
-     "job.yaml:2:9: 'model.preset' is for gpt; set 'model.kind' to gpt, or leave this out\n"},
+     "job.yaml:2:9: 'model.preset' is for gpt; set 'model.kind' to gpt, or remove this key\n"},
     {JOB("data: {train: x.csv}\nmodel: {kind: library}\n"), NO_SET,
-     "job.yaml:2:9: the model library needs 'model.library': the shared object that has the "
-     "model\n"},
+     "job.yaml:2:9: the model library requires 'model.library', the shared object with the model\n"},
     {JOB("data: {train: x.csv}\nmodel: {library: m.so}\n"), NO_SET,
-     "job.yaml:2:9: 'model.library' is for a model of your own: set 'model.kind' to library, or "
-     "leave this out\n"},
+     "job.yaml:2:9: 'model.library' is for models from a library: set 'model.kind' to library, or "
+     "remove this key\n"},
     {JOB("data: {train: x.csv}\nmodel: {options: {width: 1}}\n"), NO_SET,
-     "job.yaml:2:9: 'model.options' is for a model of your own: set 'model.kind' to library, or "
-     "leave this out\n"},
+     "job.yaml:2:9: 'model.options' is for models from a library: set 'model.kind' to library, or "
+     "remove this key\n"},
     {JOB("data: {train: x.csv}\nmodel: {kind: library, library: m.so, library_sha256: 12ab}\n"),
-     NO_SET, "job.yaml:2:55: 'model.library_sha256' wants 64 hexadecimal digits, got '12ab'\n"},
+     NO_SET, "job.yaml:2:55: 'model.library_sha256' expects 64 hexadecimal digits, got '12ab'\n"},
     {JOB("data: {train: x.csv}\nmodel: {kind: library, library: m.so, options: 7}\n"), NO_SET,
-     "job.yaml:2:48: 'model.options' wants a mapping of at most 64 names to values, such as "
+     "job.yaml:2:48: 'model.options' expects a mapping of at most 64 names to values, such as "
      "{width: 64}, got '7'\n"},
     {JOB("data: {train: x.csv}\nmodel: {kind: library, library: m.so, options: {a: [1], b: , c d: "
          "2}}\n"),
      NO_SET,
-     "job.yaml:2:52: 'model.options.a' wants a single value, such as 64 or relu, got a list\n"
+     "job.yaml:2:52: 'model.options.a' expects a single value, such as 64 or relu, got a list\n"
      "job.yaml:2:57: 'model.options.b' has no value; give one, or leave it out\n"
-     "job.yaml:2:62: 'model.options': 'c d' cannot be the name of an option; take 1 to 64 letters, "
+     "job.yaml:2:62: 'model.options': 'c d' is not a valid option name; use 1 to 64 letters, "
      "digits, '.', '_' or '-', not beginning with '.' or '-'\n"},
     {JOB("data: {train: x.csv}\nmodel: {kind: library, library: m.so, options: {a: 1, a: 2}}\n"),
      NO_SET,
-     "job.yaml:2:55: 'model.options.a' is given twice; it stands at line 2, column 49 already: "
-     "remove one\n"},
+     "job.yaml:2:55: 'model.options.a' is given twice, first at line 2, column 49; remove one\n"},
     {JOB("data: {train: x.csv}\nmodel: {kind: library, library: m.so}\n"),
      SET("model.options.a=", "model.options.b c=1"),
      "--set: 'model.options.a' has no value; give one, or leave it out\n"
-     "--set: 'model.options': 'b c' cannot be the name of an option; take 1 to 64 letters, digits, "
-     "'.', '_' or '-', not beginning with '.' or '-'\n"},
+     "--set: 'model.options': 'b c' is not a valid option name; use 1 to 64 letters, digits, '.', "
+     "'_' or '-', not beginning with '.' or '-'\n"},
     {JOB("data: {train: x.csv}\noptim: {nesterov: true}\n"), NO_SET,
-     "job.yaml:2:9: 'optim.nesterov' is for sgd; set 'optim.kind' to sgd, or leave this out\n"},
+     "job.yaml:2:9: 'optim.nesterov' is for sgd; set 'optim.kind' to sgd, or remove this key\n"},
     {JOB("data: {train: x.csv}\noptim: {nesterov: true, kind: sgd, momentum: 0}\n"), NO_SET,
-     "job.yaml:2:9: 'optim.nesterov' needs momentum; give 'optim.momentum' a value above 0\n"},
+     "job.yaml:2:9: 'optim.nesterov' requires momentum; set 'optim.momentum' above 0\n"},
     {JOB("data: {train: x.csv}\ntrain: {batch: 4}\nparallel: {lanes: 8}\n"), NO_SET,
-     "job.yaml:3:12: 'parallel.lanes' is more than 'train.batch', so that some lanes would "
-     "never get a sample; lower it, or raise 'train.batch'\n"},
+     "job.yaml:3:12: 'parallel.lanes' exceeds 'train.batch', so some lanes would have no samples; "
+     "reduce it, or increase 'train.batch'\n"},
     /* ---- YAML itself */
     {JOB("data: {train: x.csv}\ntrain: &a {batch: 3}\n"), NO_SET,
      "job.yaml:2:8: anchors ('&a') are not supported; write the value out where it is used\n"},
@@ -426,9 +419,9 @@ static const bad_job bad_jobs[] = {
     {JOB("data: {train: x.csv}\n&k seed: 3\n"), NO_SET,
      "job.yaml:2:1: anchors ('&k') are not supported; write the value out where it is used\n"},
     {JOB("data: {train: x.csv}\nseed: !!int 3\n"), NO_SET,
-     "job.yaml:2:7: tags ('!!int') are not supported; leave the tag out\n"},
+     "job.yaml:2:7: tags ('!!int') are not supported; remove the tag\n"},
     {JOB("data: {train: x.csv}\nseed: !mine 3\n"), NO_SET,
-     "job.yaml:2:7: tags ('!mine') are not supported; leave the tag out\n"},
+     "job.yaml:2:7: tags ('!mine') are not supported; remove the tag\n"},
     {JOB("data: {train: x.csv}\ntrain:\n  <<: {batch: 3}\n"), NO_SET,
      "job.yaml:3:3: merge keys ('<<') are not supported; write the keys out\n"},
     {JOB("data: {train: x.csv}\n? [a, b]\n: 1\n"), NO_SET,
@@ -436,10 +429,10 @@ static const bad_job bad_jobs[] = {
     {JOB("data: {train: x.csv}\n{a: b}: 1\n"), NO_SET,
      "job.yaml:2:1: a key must be a word, not a mapping\n"},
     {JOB("data: {train: x.csv}\n---\nseed: 3\n"), NO_SET,
-     "job.yaml:2:1: a second document begins here; a job is one document, so remove the '---' "
-     "and what follows\n"},
+     "job.yaml:2:1: a second document begins here; a job is one document: remove the '---' and "
+     "everything after it\n"},
     {JOB("data: {train: x.csv}\ntrain:\n\tbatch: 3\n"), NO_SET,
-     "job.yaml:3:1: not valid YAML: a tab stands here; indent with spaces instead\n"},
+     "job.yaml:3:1: not valid YAML: there is a tab; indent with spaces instead\n"},
     {JOB("data: {train: x.csv}\ntrain: {batch: 3\n"), NO_SET,
      "job.yaml:3:1: not valid YAML: did not find expected ',' or '}' while parsing a flow "
      "mapping that began at line 2\n"},
@@ -454,26 +447,27 @@ static const bad_job bad_jobs[] = {
      "job.yaml:3:1: not valid YAML: found unexpected end of stream while scanning a quoted "
      "scalar that began at line 2\n"},
     {JOB("data: {train: x.csv, delimiter: ,}\n"), NO_SET,
-     "job.yaml:1:22: 'data.delimiter' has no value; give one ASCII character, or the word tab, "
-     "or leave the key out\n"},
+     "job.yaml:1:22: 'data.delimiter' has no value; give one ASCII character, or the word tab, or "
+     "remove the key\n"},
     {JOB("data:\n  train: x.csv\n  delimiter: ,\n"), NO_SET,
-     "job.yaml:3:14: not valid YAML: ',' cannot stand here; put a value that begins with it in "
-     "quotes\n"},
+     "job.yaml:3:14: not valid YAML: unexpected ','; quote a value that begins with it\n"},
     {JOB("data: {train: x.csv}\nseed: @3\n"), NO_SET,
-     "job.yaml:2:7: not valid YAML: '@' cannot stand here; put a value that begins with it in "
-     "quotes\n"},
+     "job.yaml:2:7: not valid YAML: unexpected '@'; quote a value that begins with it\n"},
     {JOB("data: {train: x.csv}\na: [[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]\n"), NO_SET,
-     "job.yaml:2:23: nested deeper than 20 levels; no job needs that\n"},
+     "job.yaml:2:23: nested deeper than 20 levels; flatten the file\n"},
     {JOB("data: {train: x.csv}\nname: \377\n"), NO_SET,
-     "job.yaml:2:7: the byte 0xff begins no printable UTF-8 character; save the file as UTF-8\n"},
+     "job.yaml:2:7: the byte 0xff does not begin a printable UTF-8 character; save the file as "
+     "UTF-8\n"},
     {JOB("data: {train: x.csv}\nname: a\300\200\n"), NO_SET,
-     "job.yaml:2:8: the byte 0xc0 begins no printable UTF-8 character; save the file as UTF-8\n"},
+     "job.yaml:2:8: the byte 0xc0 does not begin a printable UTF-8 character; save the file as "
+     "UTF-8\n"},
     {JOB("data: {train: x.csv}\nnam\000e: a\n"), NO_SET,
-     "job.yaml:2:4: the control character 0x00 cannot stand in a text file; remove it\n"},
+     "job.yaml:2:4: the control character 0x00 is not allowed; remove it\n"},
     {JOB("data: {train: x.csv}\n# \303\251\303\251 \355\240\200\n"), NO_SET,
-     "job.yaml:2:6: the byte 0xed begins no printable UTF-8 character; save the file as UTF-8\n"},
+     "job.yaml:2:6: the byte 0xed does not begin a printable UTF-8 character; save the file as "
+     "UTF-8\n"},
     {JOB("\357\273\277data: {train: x.csv}\r\nseed: x\r\n"), NO_SET,
-     "job.yaml:2:7: 'seed' wants a whole number, got 'x'\n"},
+     "job.yaml:2:7: 'seed' expects a whole number, got 'x'\n"},
     /* ---- everything at once */
     {JOB("train:\n"
          "  batch: abc\n"
@@ -481,12 +475,12 @@ static const bad_job bad_jobs[] = {
          "seed: -1\n"
          "optim: {kind: adm}\n"),
      SET("eval.bach=3", "train.batch"),
-     "job.yaml:2:10: 'train.batch' wants a whole number, got 'abc'\n"
+     "job.yaml:2:10: 'train.batch' expects a whole number, got 'abc'\n"
      "job.yaml:3:3: unknown key 'train.epoch'; did you mean 'train.epochs'?\n"
-     "job.yaml:4:7: 'seed' wants a whole number from 0 to 2^53, got '-1'\n"
-     "job.yaml:5:15: 'optim.kind' wants sgd, adagrad, rmsprop, adam, adamw, lamb or lion, got 'adm'; did "
-     "you mean 'adam'?\n"
-     "job.yaml: 'data.train' is missing, and every job needs it: give the path of a file\n"
+     "job.yaml:4:7: 'seed' expects a whole number from 0 to 2^53, got '-1'\n"
+     "job.yaml:5:15: 'optim.kind' expects sgd, adagrad, rmsprop, adam, adamw, lamb or lion, got "
+     "'adm'; did you mean 'adam'?\n"
+     "job.yaml: 'data.train' is required but missing: give the path of a file\n"
      "--set: unknown key 'eval.bach'; did you mean 'eval.batch'?\n"
      "--set: an override is written key=value, such as train.batch=64; got 'train.batch'\n"},
     /* ---- overrides */
@@ -503,63 +497,63 @@ static const bad_job bad_jobs[] = {
     {JOB("data: {train: x.csv}\n"), SET(""),
      "--set: an override is written key=value, such as train.batch=64; got ''\n"},
     {JOB("data: {train: x.csv}\n"), SET("train.batch=abc"),
-     "--set: 'train.batch' wants a whole number, got 'abc'\n"},
+     "--set: 'train.batch' expects a whole number, got 'abc'\n"},
     {JOB("data: {train: x.csv}\n"), SET("train.batch="),
-     "--set: 'train.batch' has no value; give a whole number from 1 to 2147483647, or leave the "
-     "key out\n"},
+     "--set: 'train.batch' has no value; give a whole number from 1 to 2147483647, or remove the "
+     "key\n"},
     {JOB("data: {train: x.csv}\n"), SET("data.train="),
      "--set: 'data.train' has no value; give the path of a file\n"},
     {JOB("data: {train: x.csv}\n"), SET("model.hidden=64"),
-     "--set: 'model.hidden' wants a list of whole numbers, such as [128, 64], got '64'\n"},
+     "--set: 'model.hidden' expects a list of whole numbers, such as [128, 64], got '64'\n"},
     {JOB("data: {train: x.csv}\n"), SET("model.hidden=[64,x]"),
-     "--set: 'model.hidden' wants a whole number, got 'x'\n"},
+     "--set: 'model.hidden' expects a whole number, got 'x'\n"},
     {JOB("data: {train: x.csv}\n"), SET("model.hidden=[64"),
      "--set: 'model.hidden': cannot read '[64': not valid YAML: did not find expected ',' or "
      "']' while parsing a flow sequence that began at line 1\n"},
     {JOB("data: {train: x.csv}\n"), SET("model.hidden="),
      "--set: 'model.hidden' has no value; give a list of at most 64 whole numbers from 1 to "
-     "1048576, or leave the key out\n"},
+     "1048576, or remove the key\n"},
     {JOB("data: {train: x.csv}\n"), SET("name='a' b"),
      "--set: 'name': cannot read ''a' b': not valid YAML: did not find expected <document "
      "start>\n"},
     {JOB("data: {train: x.csv}\n"), SET("data.label=a\377"),
-     "--set: an override holds bytes that are not printable UTF-8\n"},
+     "--set: an override contains bytes that are not printable UTF-8\n"},
     {JOB("data: {train: x.csv}\n"), SET("model.hidden=[1] # c\n--- 3"),
-     "--set: 'model.hidden': cannot read '[1] # c?--- 3': a second document begins here; a job "
-     "is one document, so remove the '---' and what follows\n"},
+     "--set: 'model.hidden': cannot read '[1] # c?--- 3': a second document begins here; a job is "
+     "one document: remove the '---' and everything after it\n"},
     {JOB("data: {train: x.csv}\n"), SET("train.batch=x", "train.batch=y"),
-     "--set: 'train.batch' wants a whole number, got 'y'\n"},
+     "--set: 'train.batch' expects a whole number, got 'y'\n"},
     {JOB("seed: [\n"), SET("train.batch=y"),
      "job.yaml:2:1: not valid YAML: did not find expected node content while parsing a flow "
      "node\n"
-     "--set: 'train.batch' wants a whole number, got 'y'\n"},
+     "--set: 'train.batch' expects a whole number, got 'y'\n"},
     {JOB("data: {train: x.csv}\n"), SET("learning_rate=3"),
      "--set: unknown key 'learning_rate'; did you mean 'optim.lr'?\n"},
     {JOB("data: {train: x.csv}\n"), SET("optim.nesterov=yes"),
-     "--set: 'optim.nesterov' is for sgd; set 'optim.kind' to sgd, or leave this out\n"},
+     "--set: 'optim.nesterov' is for sgd; set 'optim.kind' to sgd, or remove this key\n"},
     {JOB("data: {train: x.csv}\n"), SET("train.batch=4", "parallel.lanes=8"),
-     "--set: 'parallel.lanes' is more than 'train.batch', so that some lanes would never get a "
-     "sample; lower it, or raise 'train.batch'\n"},
+     "--set: 'parallel.lanes' exceeds 'train.batch', so some lanes would have no samples; reduce "
+     "it, or increase 'train.batch'\n"},
     {JOB("data: {train: x.csv, test: y.csv, test_labels: l}\n"),
      SET("data.train_labels=t", "data.test_labels=", "data.format=idx"),
-     "job.yaml:1:22: 'data.train' has a file of labels, so 'data.test' needs one too: name it "
-     "in 'data.test_labels'\n"},
+     "job.yaml:1:22: 'data.train' has a file of labels, so 'data.test' needs one as well: set "
+     "'data.test_labels'\n"},
     /* ---- optimisers and schedules */
     {JOB("data: {train: x.csv}\noptim: {alpha: 1, clip_norm: -1, clip_value: x, ema: 1}\n"), NO_SET,
-     "job.yaml:2:16: 'optim.alpha' wants a number from 0 to below 1, got '1'\n"
-     "job.yaml:2:30: 'optim.clip_norm' wants a number of at least 0, got '-1'\n"
-     "job.yaml:2:46: 'optim.clip_value' wants a number, got 'x'\n"
-     "job.yaml:2:54: 'optim.ema' wants a number from 0 to below 1, got '1'\n"},
+     "job.yaml:2:16: 'optim.alpha' expects a number from 0 to below 1, got '1'\n"
+     "job.yaml:2:30: 'optim.clip_norm' expects a number of at least 0, got '-1'\n"
+     "job.yaml:2:46: 'optim.clip_value' expects a number, got 'x'\n"
+     "job.yaml:2:54: 'optim.ema' expects a number from 0 to below 1, got '1'\n"},
     {JOB("data: {train: x.csv}\noptim: {centred: true}\n"), NO_SET,
-     "job.yaml:2:9: 'optim.centred' is for rmsprop; set 'optim.kind' to rmsprop, or leave this "
-     "out\n"},
+     "job.yaml:2:9: 'optim.centred' is for rmsprop; set 'optim.kind' to rmsprop, or remove this "
+     "key\n"},
     {JOB("data: {train: x.csv}\noptim: {centered: true}\n"), NO_SET,
      "job.yaml:2:9: unknown key 'optim.centered'; did you mean 'optim.centred'?\n"},
     {JOB("data: {train: x.csv}\noptim: {groups: 3}\n"), NO_SET,
-     "job.yaml:2:17: 'optim.groups' wants a list of at most 64 mappings with match, lr_scale "
+     "job.yaml:2:17: 'optim.groups' expects a list of at most 64 mappings with match, lr_scale "
      "and weight_decay, got '3'\n"},
     {JOB("data: {train: x.csv}\noptim: {groups: {match: a}}\n"), NO_SET,
-     "job.yaml:2:17: 'optim.groups' wants a list of at most 64 mappings with match, lr_scale "
+     "job.yaml:2:17: 'optim.groups' expects a list of at most 64 mappings with match, lr_scale "
      "and weight_decay, got a mapping\n"},
     {JOB("data: {train: x.csv}\noptim: {groups: [a, [b], {match: c}, ~]}\n"), NO_SET,
      "job.yaml:2:18: 'optim.groups': each entry is a mapping, such as {match: ...}, got 'a'\n"
@@ -571,99 +565,97 @@ static const bad_job bad_jobs[] = {
      NO_SET,
      "job.yaml:5:7: unknown key 'optim.groups.weight_decai'; did you mean "
      "'optim.groups.weight_decay'?\n"
-     "job.yaml:6:15: 'optim.groups.match' wants a text, got a list\n"
+     "job.yaml:6:15: 'optim.groups.match' expects a text, got a list\n"
      "job.yaml:6:20: unknown key 'optim.groups.zebra'; 'optim.groups' takes a list of at most "
      "64 mappings with match, lr_scale and weight_decay\n"},
     {JOB("data: {train: x.csv}\noptim:\n  groups:\n    - {match: a, match: b, lr_scale: -1, weight_decay: \"0\"}\n    - match:\n"),
      NO_SET,
-     "job.yaml:4:18: 'optim.groups.match' is given twice; it stands at line 4, column 8 "
-     "already: remove one\n"
-     "job.yaml:4:38: 'optim.groups.lr_scale' wants a number of at least 0, got '-1'\n"
-     "job.yaml:4:56: 'optim.groups.weight_decay' wants a number, got '0'; leave the quotes out\n"
+     "job.yaml:4:18: 'optim.groups.match' is given twice, first at line 4, column 8; remove one\n"
+     "job.yaml:4:38: 'optim.groups.lr_scale' expects a number of at least 0, got '-1'\n"
+     "job.yaml:4:56: 'optim.groups.weight_decay' expects a number, got '0'; remove the quotes\n"
      "job.yaml:5:7: 'optim.groups.match' has no value; give a text\n"},
     {JOB("data: {train: x.csv}\n"), SET("optim.groups=[{match: a, lr_scale: x}]"),
-     "--set: 'optim.groups.lr_scale' wants a number, got 'x'\n"},
+     "--set: 'optim.groups.lr_scale' expects a number, got 'x'\n"},
     {JOB("data: {train: x.csv}\n"), SET("optim.groups={match: a}"),
-     "--set: 'optim.groups' wants a list of at most 64 mappings with match, lr_scale and "
+     "--set: 'optim.groups' expects a list of at most 64 mappings with match, lr_scale and "
      "weight_decay, got '{match: a}'\n"},
     {JOB("data: {train: x.csv}\nschedule: {kind: cosin, warmup: -1, steps: 0, floor: -1, gamma: 0}\n"),
      NO_SET,
-     "job.yaml:2:18: 'schedule.kind' wants constant, step, multi_step, exponential, cosine, "
+     "job.yaml:2:18: 'schedule.kind' expects constant, step, multi_step, exponential, cosine, "
      "linear, one_cycle, inverse_sqrt or reduce_on_plateau, got 'cosin'; did you mean "
      "'cosine'?\n"
-     "job.yaml:2:33: 'schedule.warmup' wants a whole number from 0 to 2^53, got '-1'\n"
-     "job.yaml:2:44: 'schedule.steps' wants a whole number from 1 to 2^53, or the word auto, "
+     "job.yaml:2:33: 'schedule.warmup' expects a whole number from 0 to 2^53, got '-1'\n"
+     "job.yaml:2:44: 'schedule.steps' expects a whole number from 1 to 2^53, or the word auto, "
      "got '0'\n"
-     "job.yaml:2:54: 'schedule.floor' wants a number of at least 0, got '-1'\n"
-     "job.yaml:2:65: 'schedule.gamma' wants a number above 0, got '0'\n"},
+     "job.yaml:2:54: 'schedule.floor' expects a number of at least 0, got '-1'\n"
+     "job.yaml:2:65: 'schedule.gamma' expects a number above 0, got '0'\n"},
     {JOB("data: {train: x.csv}\nschedule: {kind: step}\n"), NO_SET,
-     "job.yaml:2:12: the schedule step needs 'schedule.every_steps': after how many steps the "
-     "learning rate changes\n"},
+     "job.yaml:2:12: the schedule step requires 'schedule.every_steps', the number of steps "
+     "between changes of the learning rate\n"},
     {JOB("data: {train: x.csv}\nschedule: {kind: multi_step}\n"), NO_SET,
-     "job.yaml:2:12: the schedule multi_step needs 'schedule.milestones': a list of the steps "
+     "job.yaml:2:12: the schedule multi_step requires 'schedule.milestones', a list of the steps "
      "at which the learning rate changes\n"},
     {JOB("data: {train: x.csv}\nschedule: {kind: multi_step, milestones: [3, 3]}\n"), NO_SET,
-     "job.yaml:2:30: 'schedule.milestones' must rise from entry to entry\n"},
+     "job.yaml:2:30: 'schedule.milestones' must be in increasing order\n"},
     {JOB("data: {train: x.csv}\nschedule: {milestones: [0], every_steps: 0}\n"), NO_SET,
-     "job.yaml:2:25: 'schedule.milestones' wants whole numbers from 1 to 2^53, got '0'\n"
-     "job.yaml:2:42: 'schedule.every_steps' wants a whole number from 1 to 2^53, got '0'\n"},
+     "job.yaml:2:25: 'schedule.milestones' expects whole numbers from 1 to 2^53, got '0'\n"
+     "job.yaml:2:42: 'schedule.every_steps' expects a whole number from 1 to 2^53, got '0'\n"},
     {JOB("data: {train: x.csv}\nschedule: {peak_at: 2, start_divisor: .5, end_divisor: 0, anneal: cos, metric: loss, patience: -1, threshold: 1, cooldown: -1}\n"),
      NO_SET,
-     "job.yaml:2:21: 'schedule.peak_at' wants a number from 0 to 1, got '2'\n"
-     "job.yaml:2:39: 'schedule.start_divisor' wants a number of at least 1, got '.5'\n"
-     "job.yaml:2:56: 'schedule.end_divisor' wants a number of at least 1, got '0'\n"
-     "job.yaml:2:67: 'schedule.anneal' wants cosine or linear, got 'cos'\n"
-     "job.yaml:2:80: 'schedule.metric' wants test_loss or test_accuracy, got 'loss'\n"
-     "job.yaml:2:96: 'schedule.patience' wants a whole number from 0 to 2^53, got '-1'\n"
-     "job.yaml:2:111: 'schedule.threshold' wants a number from 0 to below 1, got '1'\n"
-     "job.yaml:2:124: 'schedule.cooldown' wants a whole number from 0 to 2^53, got '-1'\n"},
+     "job.yaml:2:21: 'schedule.peak_at' expects a number from 0 to 1, got '2'\n"
+     "job.yaml:2:39: 'schedule.start_divisor' expects a number of at least 1, got '.5'\n"
+     "job.yaml:2:56: 'schedule.end_divisor' expects a number of at least 1, got '0'\n"
+     "job.yaml:2:67: 'schedule.anneal' expects cosine or linear, got 'cos'\n"
+     "job.yaml:2:80: 'schedule.metric' expects test_loss or test_accuracy, got 'loss'\n"
+     "job.yaml:2:96: 'schedule.patience' expects a whole number from 0 to 2^53, got '-1'\n"
+     "job.yaml:2:111: 'schedule.threshold' expects a number from 0 to below 1, got '1'\n"
+     "job.yaml:2:124: 'schedule.cooldown' expects a whole number from 0 to 2^53, got '-1'\n"},
     {JOB("data: {train: x.csv}\nschedule: {kind: reduce_on_plateau}\n"), NO_SET,
-     "job.yaml:2:12: the schedule reduce_on_plateau looks at the test set after each "
-     "evaluation; give 'data.test' or 'data.test_fraction', and a number for "
-     "'eval.every_epochs' or 'eval.every_steps'\n"},
+     "job.yaml:2:12: the schedule reduce_on_plateau requires evaluations on a test set; set "
+     "'data.test' or 'data.test_fraction', and 'eval.every_epochs' or 'eval.every_steps' to a "
+     "number\n"},
     {JOB("data: {train: x.csv, test_fraction: .2}\nschedule: {kind: reduce_on_plateau, gamma: 1}\neval: {every_epochs: never}\n"),
      NO_SET,
-     "job.yaml:2:12: the schedule reduce_on_plateau looks at the test set after each "
-     "evaluation; give 'data.test' or 'data.test_fraction', and a number for "
-     "'eval.every_epochs' or 'eval.every_steps'\n"
-     "job.yaml:2:37: the schedule reduce_on_plateau lowers the learning rate; give "
-     "'schedule.gamma' a value below 1\n"},
+     "job.yaml:2:12: the schedule reduce_on_plateau requires evaluations on a test set; set "
+     "'data.test' or 'data.test_fraction', and 'eval.every_epochs' or 'eval.every_steps' to a "
+     "number\n"
+     "job.yaml:2:37: the schedule reduce_on_plateau reduces the learning rate; set "
+     "'schedule.gamma' below 1\n"},
     {JOB("data: {train: x.csv}\nschedule: {warmup_steps: 3}\noptim: {min_lr: 1}\n"), NO_SET,
      "job.yaml:2:12: unknown key 'schedule.warmup_steps'; did you mean 'schedule.warmup'?\n"
      "job.yaml:3:9: unknown key 'optim.min_lr'; did you mean 'schedule.floor'?\n"},
     {JOB("data: {train: x.csv}\nschedule: cosine\n"), NO_SET,
      "job.yaml:2:11: 'schedule' is a group of keys, such as 'schedule.kind'; got 'cosine'\n"},
     {JOB("data: {train: x.csv}\ntrain: {early_stop: {patience: 3}}\n"), NO_SET,
-     "job.yaml:2:9: 'train.early_stop' looks at the test set after each evaluation; give "
-     "'data.test' or 'data.test_fraction', and a number for 'eval.every_epochs' or "
-     "'eval.every_steps'\n"},
+     "job.yaml:2:9: 'train.early_stop' requires evaluations on a test set; set 'data.test' or "
+     "'data.test_fraction', and 'eval.every_epochs' or 'eval.every_steps' to a number\n"},
     {JOB("data: {train: x.csv, test_fraction: .2}\ntrain: {early_stop: 3}\n"), NO_SET,
-     "job.yaml:2:21: 'train.early_stop' wants a mapping with metric, patience and min_delta, "
+     "job.yaml:2:21: 'train.early_stop' expects a mapping with metric, patience and min_delta, "
      "got '3'\n"},
     {JOB("data: {train: x.csv, test_fraction: .2}\ntrain: {early_stop: [3]}\n"), NO_SET,
-     "job.yaml:2:21: 'train.early_stop' wants a mapping with metric, patience and min_delta, "
+     "job.yaml:2:21: 'train.early_stop' expects a mapping with metric, patience and min_delta, "
      "got a list\n"},
     {JOB("data: {train: x.csv, test_fraction: .2}\ntrain: {early_stop: {}}\n"), NO_SET,
      "job.yaml:2:21: 'train.early_stop.patience' is missing; give a whole number from 1 to "
      "2^53\n"},
     {JOB("data: {train: x.csv, test_fraction: .2}\ntrain:\n  early_stop:\n    patience: 0\n    metric: loss\n    min_delta: -1\n    delta: 1\n"),
      NO_SET,
-     "job.yaml:4:15: 'train.early_stop.patience' wants a whole number from 1 to 2^53, got '0'\n"
-     "job.yaml:5:13: 'train.early_stop.metric' wants test_loss or test_accuracy, got 'loss'\n"
-     "job.yaml:6:16: 'train.early_stop.min_delta' wants a number of at least 0, got '-1'\n"
+     "job.yaml:4:15: 'train.early_stop.patience' expects a whole number from 1 to 2^53, got '0'\n"
+     "job.yaml:5:13: 'train.early_stop.metric' expects test_loss or test_accuracy, got 'loss'\n"
+     "job.yaml:6:16: 'train.early_stop.min_delta' expects a number of at least 0, got '-1'\n"
      "job.yaml:7:5: unknown key 'train.early_stop.delta'; did you mean "
      "'train.early_stop.min_delta'?\n"},
     {JOB("data: {train: x.csv, test_fraction: .2}\ntrain:\n  early_stop:\n"), NO_SET,
      "job.yaml:3:3: 'train.early_stop' has no value; give a mapping with metric, patience and "
-     "min_delta, or leave the key out\n"},
+     "min_delta, or remove the key\n"},
     {JOB("data: {train: x.csv, test_fraction: .2}\n"), SET("train.early_stop={patience: 0}"),
-     "--set: 'train.early_stop.patience' wants a whole number from 1 to 2^53, got '0'\n"},
+     "--set: 'train.early_stop.patience' expects a whole number from 1 to 2^53, got '0'\n"},
     {JOB("data: {train: x.csv, test_fraction: .2}\n"), SET("train.early_stop.patience=3"),
-     "--set: 'train.early_stop.patience' is inside 'train.early_stop', which is set as a whole, "
-     "such as 'train.early_stop={metric: ...}'\n"},
+     "--set: 'train.early_stop.patience' is part of 'train.early_stop', which must be set as a "
+     "whole: 'train.early_stop={metric: ...}'\n"},
     {JOB("data: {train: x.csv}\neval: {weights: ema}\n"), NO_SET,
-     "job.yaml:2:8: 'eval.weights' is ema, but no average is kept; give 'optim.ema' a value "
-     "above 0, such as 0.999\n"},
+     "job.yaml:2:8: 'eval.weights' is ema, but there is no moving average; set 'optim.ema' above "
+     "0, such as 0.999\n"},
 };
 
 #endif

@@ -9,7 +9,7 @@
 
 #define LAYERS(text) JOB("data: {train: x.csv}\nlayers:\n" text)
 #define A_LAYER                                                                                    \
-    "an entry of 'layers' is the name of a layer, such as 'relu', or a name with settings, "
+    "an entry of 'layers' must be the name of a layer, such as 'relu', or a name with settings, "
 
 static const bad_job bad_layers[] = {
     /* ---- names */
@@ -29,11 +29,11 @@ static const bad_job bad_layers[] = {
      "job.yaml:5:4: " A_LAYER "such as 'linear: 64'; got nothing\n"
      "job.yaml:6:5: " A_LAYER "such as 'linear: 64'; got nothing\n"},
     {LAYERS("  - conv: 8\n    kernel: 5\n"), NO_SET,
-     "job.yaml:4:5: an entry of 'layers' is one layer, and this is 'conv' already: begin another "
-     "one with '- ', and put settings in braces, as in 'conv: {channels: 8}'\n"},
+     "job.yaml:4:5: an entry of 'layers' is one layer, but this one has a second key after 'conv'; "
+     "start another entry with '- ', and put settings in braces, as in 'conv: {channels: 8}'\n"},
     {LAYERS("  - &a relu\n  - !x {linear: 3}\n"), NO_SET,
      "job.yaml:3:5: anchors ('&a') are not supported; write the value out where it is used\n"
-     "job.yaml:4:5: tags ('!x') are not supported; leave the tag out\n"},
+     "job.yaml:4:5: tags ('!x') are not supported; remove the tag\n"},
     /* ---- settings */
     {LAYERS("  - conv: {chanels: 8}\n"), NO_SET,
      "job.yaml:3:11: 'layers.conv.channels' is missing; give a whole number from 1 to 65536, or the "
@@ -48,23 +48,23 @@ static const bad_job bad_layers[] = {
     {LAYERS(
          "  - linear: many\n  - linear: 0\n  - linear: [3]\n  - linear: {features: -1, bias: 3}\n"),
      NO_SET,
-     "job.yaml:3:13: 'layers.linear.features' wants a whole number or the word classes, got "
+     "job.yaml:3:13: 'layers.linear.features' expects a whole number or the word classes, got "
      "'many'\n"
-     "job.yaml:4:13: 'layers.linear.features' wants a whole number from 1 to 1048576, or the word "
+     "job.yaml:4:13: 'layers.linear.features' expects a whole number from 1 to 1048576, or the word "
      "classes, got '0'\n"
-     "job.yaml:5:13: 'layers.linear.features' wants a whole number, got a list\n"
-     "job.yaml:6:24: 'layers.linear.features' wants a whole number from 1 to 1048576, or the word "
+     "job.yaml:5:13: 'layers.linear.features' expects a whole number, got a list\n"
+     "job.yaml:6:24: 'layers.linear.features' expects a whole number from 1 to 1048576, or the word "
      "classes, got '-1'\n"
-     "job.yaml:6:34: 'layers.linear.bias' wants true or false, got '3'\n"},
+     "job.yaml:6:34: 'layers.linear.bias' expects true or false, got '3'\n"},
     {LAYERS(
          "  - conv: {channels: 8, kernel: 0, stride: 0, padding: -1, dilation: x, groups: 1.5}\n"),
      NO_SET,
-     "job.yaml:3:33: 'layers.conv.kernel' wants a whole number from 1 to 1024, got '0'\n"
-     "job.yaml:3:44: 'layers.conv.stride' wants a whole number from 1 to 1024, got '0'\n"
-     "job.yaml:3:56: 'layers.conv.padding' wants a whole number from 0 to 1024, or the word same, "
+     "job.yaml:3:33: 'layers.conv.kernel' expects a whole number from 1 to 1024, got '0'\n"
+     "job.yaml:3:44: 'layers.conv.stride' expects a whole number from 1 to 1024, got '0'\n"
+     "job.yaml:3:56: 'layers.conv.padding' expects a whole number from 0 to 1024, or the word same, "
      "got '-1'\n"
-     "job.yaml:3:70: 'layers.conv.dilation' wants a whole number, got 'x'\n"
-     "job.yaml:3:81: 'layers.conv.groups' wants a whole number, got '1.5'; write it in plain "
+     "job.yaml:3:70: 'layers.conv.dilation' expects a whole number, got 'x'\n"
+     "job.yaml:3:81: 'layers.conv.groups' expects a whole number, got '1.5'; write it in plain "
      "digits, such as 1000\n"},
     {LAYERS("  - relu: 3\n  - flatten: [3]\n  - batch_norm: 1\n  - relu: {slope: 1}\n"), NO_SET,
      "job.yaml:3:11: 'layers.relu' takes no settings, got '3'\n"
@@ -72,69 +72,65 @@ static const bad_job bad_layers[] = {
      "job.yaml:5:17: 'layers.batch_norm' takes a mapping with momentum and eps, got '1'\n"
      "job.yaml:6:12: unknown key 'layers.relu.slope'; 'layers.relu' takes no settings\n"},
     {LAYERS("  - dropout: 1\n  - max_pool: {kernel: 2, kernel: 3}\n"), NO_SET,
-     "job.yaml:3:14: 'layers.dropout.rate' wants a number from 0 to below 1, got '1'\n"
-     "job.yaml:4:27: 'layers.max_pool.kernel' is given twice; it stands at line 4, column 16 "
-     "already: remove one\n"},
+     "job.yaml:3:14: 'layers.dropout.rate' expects a number from 0 to below 1, got '1'\n"
+     "job.yaml:4:27: 'layers.max_pool.kernel' is given twice, first at line 4, column 16; remove "
+     "one\n"},
     {LAYERS("  - attention: {heads: 2, causal: maybe}\n"), NO_SET,
-     "job.yaml:3:35: 'layers.attention.causal' wants auto, yes or no, got 'maybe'\n"},
+     "job.yaml:3:35: 'layers.attention.causal' expects auto, yes or no, got 'maybe'\n"},
     /* ---- settings side by side */
     {LAYERS("  - conv: {channels: 8, kernel: 2}\n  - conv1d: {channels: 9, groups: 2}\n"), NO_SET,
-     "job.yaml:3:5: 'layers.conv': the padding same wants an odd kernel; give padding a number\n"
+     "job.yaml:3:5: 'layers.conv': padding same requires an odd kernel; set padding to a number\n"
      "job.yaml:4:5: 'layers.conv1d': channels must be a multiple of groups\n"},
     {LAYERS(
          "  - max_pool: {kernel: 2, padding: 2}\n  - residual: []\n  - repeat: {times: 2, layers: "
          "[]}\n"),
      NO_SET,
-     "job.yaml:3:5: 'layers.max_pool': padding is at most half of kernel\n"
-     "job.yaml:4:5: 'layers.residual': there is no layer in it\n"
-     "job.yaml:5:5: 'layers.repeat': there is no layer in it\n"},
+     "job.yaml:3:5: 'layers.max_pool': padding exceeds half of kernel\n"
+     "job.yaml:4:5: 'layers.residual': it contains no layer\n"
+     "job.yaml:5:5: 'layers.repeat': it contains no layer\n"},
     {LAYERS("  - repeat: 3\n  - residual: relu\n"), NO_SET,
      "job.yaml:3:5: 'layers.repeat.layers' is missing; give a list of at most 256 layers\n"
-     "job.yaml:4:15: 'layers.residual.layers' wants a list of at most 256 layers, got 'relu'\n"},
+     "job.yaml:4:15: 'layers.residual.layers' expects a list of at most 256 layers, got 'relu'\n"},
     {LAYERS("  - relu\n  - embedding: 8\n"), NO_SET,
-     "job.yaml:4:5: 'layers.embedding': it turns tokens into numbers, so it can only be the first "
-     "layer of all\n"},
+     "job.yaml:4:5: 'layers.embedding': it reads tokens, so it must be the first layer\n"},
     {LAYERS("  - residual: [embedding: 8]\n"), NO_SET,
-     "job.yaml:3:16: 'layers.embedding': it turns tokens into numbers, so it can only be the first "
-     "layer of all\n"},
+     "job.yaml:3:16: 'layers.embedding': it reads tokens, so it must be the first layer\n"},
     /* ---- how many, how deep */
     {LAYERS("  - residual: [residual: [residual: [residual: [residual: [relu]]]]]\n"), NO_SET,
-     "job.yaml:3:59: layers stand within layers, more than 4 deep; write them one after the "
-     "other\n"},
+     "job.yaml:3:59: layers are nested more than 4 levels deep; flatten the list\n"},
     {LAYERS("  - repeat: {times: 256, layers: [relu, repeat: {times: 4, layers: [tanh]}]}\n"),
      NO_SET,
-     "job.yaml:3:3: 'layers' has more than 1024 layers in all, counting what is repeated; make it "
-     "shorter\n"},
+     "job.yaml:3:3: 'layers' has more than 1024 layers in total, including repetitions; remove "
+     "some\n"},
     /* ---- the list and the kind of model */
     {JOB("data: {train: x.csv}\nmodel: {kind: layers}\n"), NO_SET,
-     "job.yaml:2:9: the model layers is what a list says: give 'layers:' at the top level of the "
-     "job, beside 'model:'\n"},
+     "job.yaml:2:9: the model layers requires a list of layers: add 'layers:' at the top level of "
+     "the job, next to 'model:'\n"},
     {JOB("data: {train: x.csv}\nmodel: {kind: cnn}\nlayers: [relu]\n"), NO_SET,
-     "job.yaml:3:1: 'layers' is for the model of that name: set 'model.kind' to layers or leave it "
-     "out, or leave this out\n"},
+     "job.yaml:3:1: 'layers' is for the model layers: set 'model.kind' to layers or remove it, or "
+     "remove this key\n"},
     {JOB("data: {train: x.csv}\nmodel:\n  layers: [linear: 8, relu]\n"), NO_SET,
-     "job.yaml:3:11: 'model.layers' wants a whole number, got a list; a list of layers stands at "
-     "the top level of the job: move 'layers:' out of 'model:'\n"},
+     "job.yaml:3:11: 'model.layers' expects a whole number, got a list; a list of layers belongs "
+     "at the top level of the job: move 'layers:' out of 'model:'\n"},
     {JOB("data: {train: x.csv}\nlayers: 3\n"), NO_SET,
-     "job.yaml:2:9: 'layers' wants a list of at most 256 layers, got '3'\n"},
+     "job.yaml:2:9: 'layers' expects a list of at most 256 layers, got '3'\n"},
     {JOB("data: {train: x.csv}\nlayers: {linear: 3}\n"), NO_SET,
-     "job.yaml:2:9: 'layers' wants a list of at most 256 layers, got a mapping\n"},
+     "job.yaml:2:9: 'layers' expects a list of at most 256 layers, got a mapping\n"},
     {JOB("data: {train: x.csv}\nlayers:\n"), NO_SET,
-     "job.yaml:2:1: 'layers' has no value; give a list of at most 256 layers, or leave the key "
-     "out\n"},
+     "job.yaml:2:1: 'layers' has no value; give a list of at most 256 layers, or remove the key\n"},
     {JOB("data: {train: x.csv, format: csv}\nlayers: [embedding: 8]\n"), NO_SET,
-     "job.yaml:1:22: a model of tokens (gpt, or layers that begin with embedding) learns from a "
-     "text: set 'data.format' to text, or leave it out\n"},
+     "job.yaml:1:22: a token model (gpt, or layers that start with embedding) is trained on a "
+     "text: set 'data.format' to text, or remove it\n"},
     /* ---- the command line */
     {JOB("data: {train: x.csv}\n"), SET("layers=[linear: x, rleu]"),
-     "--set: 'layers.linear.features' wants a whole number or the word classes, got 'x'\n"
+     "--set: 'layers.linear.features' expects a whole number or the word classes, got 'x'\n"
      "--set: unknown layer 'rleu'; did you mean 'relu'?\n"},
     {JOB("data: {train: x.csv}\n"), SET("layers.conv.channels=3"),
-     "--set: 'layers.conv.channels' is inside 'layers', which is set as a whole, such as "
+     "--set: 'layers.conv.channels' is part of 'layers', which must be set as a whole: "
      "'layers=[{linear: ...}]'\n"},
     {JOB("data: {train: x.csv}\nlayers: [relu]\n"), SET("model.kind=layers", "layers="),
-     "--set: the model layers is what a list says: give 'layers:' at the top level of the job, "
-     "beside 'model:'\n"},
+     "--set: the model layers requires a list of layers: add 'layers:' at the top level of the "
+     "job, next to 'model:'\n"},
 };
 
 /* All ways to write a layer, and the one way in which it is shown. */

@@ -114,7 +114,7 @@ static void test_problem_has_its_place(void)
     CHECK_TEXT(problems.items[0].file, "job.yaml");
     CHECK_INT(problems.items[0].line, 1);
     CHECK_INT(problems.items[0].column, 7);
-    CHECK_TEXT(problems.items[0].message, "'seed' wants a whole number, got 'x'");
+    CHECK_TEXT(problems.items[0].message, "'seed' expects a whole number, got 'x'");
     CHECK_INT(problems.items[1].line, 0);
     tdm_job_document_destroy(document);
 }
@@ -127,7 +127,7 @@ static void test_error_is_the_first_problem(void)
                                       &err);
     CHECK_INT(status, TDM_ERR_JOB_INVALID);
     CHECK_INT(err.status, TDM_ERR_JOB_INVALID);
-    CHECK_TEXT(err.message, "a.yaml:1:7: 'seed' wants a whole number, got 'x'");
+    CHECK_TEXT(err.message, "a.yaml:1:7: 'seed' expects a whole number, got 'x'");
     tdm_job_document_destroy(document);
     tdm_job_document_destroy(NULL);
 }
@@ -157,7 +157,7 @@ static void test_problems_are_bounded(void)
     tdm_job_problems problems = tdm_job_document_problems(document);
     CHECK_INT(problems.count, TDM__JOB_PROBLEMS + 1);
     CHECK_TEXT(problems.items[TDM__JOB_PROBLEMS].message,
-               "there are 4900 more problems, which are not listed; mend these first");
+               "4900 more problems are not listed; fix these first");
     tdm_job_document_destroy(document);
     tdm_str_release(&text);
 }
@@ -462,24 +462,24 @@ static void test_files(void)
     write_file(dir, "x.csv", "1,2\n");
     check_load(dir, SMALLEST, NULL, "");
     check_load(dir, "data: {train: y.csv}\n", NULL,
-               "%1$s:1:15: 'data.train': there is no file '%2$s/y.csv'; a path in a job file is "
-               "relative to the file's folder");
+               "%1$s:1:15: 'data.train': file '%2$s/y.csv' does not exist; a path in a job file is "
+               "relative to the directory of that file");
     check_load(dir, "data: {train: /no/y.csv}\n", NULL,
-               "%1$s:1:15: 'data.train': there is no file '/no/y.csv'; correct the path, or put "
-               "the file there");
+               "%1$s:1:15: 'data.train': file '/no/y.csv' does not exist; correct the path, or "
+               "create the file");
     check_load(dir, "data: {train: ~/y.csv}\n", NULL,
-               "%1$s:1:15: 'data.train': there is no file '%2$s/~/y.csv'; '~' is not expanded "
-               "here: write the home folder out");
+               "%1$s:1:15: 'data.train': file '%2$s/~/y.csv' does not exist; '~' is not expanded: "
+               "write out the home directory");
     check_load(dir, "data: {train: .}\n", NULL,
-               "%1$s:1:15: 'data.train': '%2$s/.' is a folder; name a file in it");
+               "%1$s:1:15: 'data.train': '%2$s/.' is a directory; give a file");
     check_load(dir, SMALLEST, "data.train=/dev/null",
-               "--set: 'data.train': '/dev/null' is not a regular file but a device, a pipe or a "
-               "socket; give the path of a file");
+               "--set: 'data.train': '/dev/null' is a device, a pipe or a socket; give a regular "
+               "file");
     check_load(dir, SMALLEST, "data.test=/no/t.csv",
-               "--set: 'data.test': there is no file '/no/t.csv'; correct the path, or put the "
-               "file there");
+               "--set: 'data.test': file '/no/t.csv' does not exist; correct the path, or create "
+               "the file");
     snprintf(path, sizeof(path), "run.dir=%s/x.csv", dir);
-    check_load(dir, SMALLEST, path, "--set: 'run.dir': '%2$s/x.csv' is a file, not a folder");
+    check_load(dir, SMALLEST, path, "--set: 'run.dir': '%2$s/x.csv' is a file, not a directory");
     for (size_t i = 0; i < 2; i++) {
         snprintf(path, sizeof(path), "%s/%s", dir, i == 0 ? "job.yaml" : "x.csv");
         CHECK_INT(unlink(path), 0);
@@ -872,19 +872,19 @@ static void test_keys_text(void)
     CHECK_INT(tdm_job_keys_text("train.s", &text), 1);
     CHECK_TEXT(tdm_str_text(&text),
                "train.steps\n"
-               "    a whole number from 1 to 2^53; default: as many as 'train.epochs' takes\n"
-               "    How many steps to train, in place of a number of epochs. It cannot stand\n"
-               "    beside 'train.epochs'.\n");
+               "    a whole number from 1 to 2^53; default: derived from 'train.epochs'\n"
+               "    The number of steps to train, instead of a number of epochs. It cannot be\n"
+               "    combined with 'train.epochs'.\n");
     tdm_str_clear(&text);
     CHECK_INT(tdm_job_keys_text("layers.dropout", &text), 1);
     CHECK_TEXT(tdm_str_text(&text),
                "layers.dropout\n"
                "    a mapping with rate, or rate alone; optional\n"
-               "    Sets numbers to zero at random while training, and scales the others up.\n"
+               "    Sets random numbers to zero during training and scales up the others.\n"
                "\n"
                "layers.dropout.rate\n"
                "    a number from 0 to below 1; required\n"
-               "    The share of numbers set to zero.\n");
+               "    The fraction of numbers that are set to zero.\n");
     tdm_str_clear(&text);
     CHECK_INT(tdm_job_keys_text("", &text), tdm_job_key_count());
     size_t longest = 0;
