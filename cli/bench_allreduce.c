@@ -1,9 +1,8 @@
 /*
- * bench_allreduce.c: `tandem bench allreduce`: how fast ranks add up what they have, and what is the
- * fastest way.
+ * bench_allreduce.c: `tandem bench allreduce`: measures all-reduces, and finds the fastest algorithms.
  *
  * Within a world (under `tandem run`, mpirun or srun) this process is one of its ranks. Otherwise it
- * starts the ranks itself, as copies of this very program. Rank 0 prints.
+ * starts ranks of the same command. Rank 0 prints.
  */
 #include "bench.h"
 #include "table.h"
@@ -20,7 +19,7 @@
 static const char DEFAULT_SIZES[] = "1K,32K,1M,8M,64M";
 static const char TUNE_SIZES[] = "256,1K,4K,16K,64K,256K,1M,4M,16M,64M";
 
-/* "64M": decimal units, as everywhere. The end of it in *end; 0 when it is no size. */
+/* Parses a size such as "64M", in decimal units, and sets *end to its end; 0 if it is not a size. */
 static size_t parse_size(const char *text, const char **end)
 {
     char *after;
@@ -45,7 +44,7 @@ static bool parse_sizes(const char *text, bench_plan *plan)
         if (*at == 0) return true;
         if (*at++ != ',') break;
     }
-    cli_error("bench: '--sizes' wants up to %d sizes in bytes, such as 1K,64K,1M,64M, not '%s'",
+    cli_error("bench: '--sizes' expects up to %d sizes in bytes, such as 1K,64K,1M,64M, not '%s'",
               MAX_BENCH_SIZES, text);
     return false;
 }
@@ -59,7 +58,7 @@ static bool parse_dtype(const char *name, tdm_dtype *out)
             *out = types[i];
             return true;
         }
-    cli_error("bench: '--dtype' wants f32, f64, f16, bf16, i32 or i64, not '%s'", name);
+    cli_error("bench: '--dtype' expects f32, f64, f16, bf16, i32 or i64, not '%s'", name);
     return false;
 }
 
@@ -80,12 +79,11 @@ static bool parse_plan(const cli_args *args, bench_plan *plan)
         return false;
     }
     if (algorithm && tune) {
-        cli_error("bench: '--tune' tries all algorithms; leave '--algorithm' out");
+        cli_error("bench: '--tune' measures all algorithms; remove '--algorithm'");
         return false;
     }
     if (cli_has(args, "file") && !tune) {
-        cli_error(
-            "bench: '--file' is where '--tune' keeps what it finds; without it nothing is kept");
+        cli_error("bench: '--file' requires '--tune'");
         return false;
     }
     return true;
@@ -93,7 +91,7 @@ static bool parse_plan(const cli_args *args, bench_plan *plan)
 
 /* ---- starting ranks ---------------------------------------------------------------------------- */
 
-static int launch(const cli_args *args, int count, tdm_arena *arena)
+static int launch_ranks(const cli_args *args, int count, tdm_arena *arena)
 {
     const char *const *program = arena ? world_words(args, arena) : NULL;
     if (!program) return CLI_FAILED;
@@ -111,12 +109,12 @@ static int launch(const cli_args *args, int count, tdm_arena *arena)
 static int start_ranks(const cli_args *args, int64_t count)
 {
     tdm_arena *arena = tdm_arena_create("command");
-    int code = launch(args, (int)count, arena);
+    int code = launch_ranks(args, (int)count, arena);
     tdm_arena_destroy(arena);
     return code;
 }
 
-/* ---- what is printed --------------------------------------------------------------------------- */
+/* ---- output ------------------------------------------------------------------------------------ */
 
 static double rate(const bench_row *row)
 {
@@ -168,9 +166,8 @@ static void add_text(const bench_plan *plan, const bench_result *r, bool tune, t
     }
     cli_table_print(&table, 0, out);
     if (!tune && r->size > 1)
-        tdm_str_addf(
-            out, "\nwaiting for a late rank keeps %.3f processors busy, of all ranks together\n",
-            r->waiting_cpu);
+        tdm_str_addf(out, "\nwaiting for a late rank uses %.3f CPUs, over all ranks\n",
+                     r->waiting_cpu);
 }
 
 static void add_json(const bench_plan *plan, const bench_result *r, bool tune, tdm_str *out)
@@ -205,8 +202,8 @@ static void add_json(const bench_plan *plan, const bench_result *r, bool tune, t
 
 /* ---- tuning ------------------------------------------------------------------------------------ */
 
-/* One row for each change of the fastest algorithm, from the smallest size up; the first holds from
- * zero bytes on. A new one must have been faster by a twentieth, or it is noise. */
+/* Makes one row for each change of the fastest algorithm, in order of size; the first row applies from
+ * zero bytes. A new algorithm must be faster by 5 %; smaller differences are noise. */
 static int make_choices(const bench_result *r, tdm_tune_row *out)
 {
     int count = 0;
@@ -241,8 +238,8 @@ static int store_choices(const cli_args *args, const bench_result *r, tdm_str *w
     if (!path && tdm_tune_path(usual, sizeof(usual))) path = usual;
     if (!path) {
         cli_error(
-            "bench: there is no cache folder to keep the choices in (neither XDG_CACHE_HOME nor "
-            "HOME is set); name a file with '--file'");
+            "bench: no cache directory for the result (neither XDG_CACHE_HOME nor HOME is set); give "
+            "a file with '--file'");
         return CLI_FAILED;
     }
     tdm_error err = {0};
@@ -266,12 +263,12 @@ static int run_rank(const cli_args *args, const bench_plan *plan)
     bench_result *result = calloc(1, sizeof(*result));
     tdm_error err = {0};
     if (!result) {
-        cli_error("bench: no memory");
+        cli_error("bench: out of memory");
         return CLI_FAILED;
     }
     int code = CLI_OK;
     if (bench_measure(plan, tune, result, &err) != TDM_OK) {
-        /* What no rank can do is said once. */
+        /* An error of all ranks is printed once. */
         bool said = err.status == TDM_ERR_UNSUPPORTED && result->rank > 0;
         code = said ? CLI_FAILED : cli_fail(&err);
     } else if (result->rank == 0) {
@@ -292,7 +289,7 @@ int bench_allreduce(const cli_args *args)
     bench_plan plan;
     int64_t ranks = 0;
     if (args->argument_count > 1) {
-        cli_error("bench: 'allreduce' takes no further argument; '%s' is one", args->arguments[1]);
+        cli_error("bench: unexpected argument '%s' of 'allreduce'", args->arguments[1]);
         return CLI_USAGE;
     }
     if (!parse_plan(args, &plan) || !cli_int(args, "workers", 1, 1024, &ranks)) return CLI_USAGE;
@@ -302,8 +299,10 @@ int bench_allreduce(const cli_args *args)
     if (status == TDM_ERR_NOT_FOUND) return start_ranks(args, ranks);
     if (status != TDM_OK) return cli_fail(&err);
     if (ranks != 0 && ranks != place.size) {
-        cli_error("bench: this is rank %d of a world of %d (from %s), which '-n %d' cannot change",
-                  place.rank, place.size, place.launcher, (int)ranks);
+        cli_error(
+            "bench: -n %d conflicts with the launcher: this process is rank %d of %d, started "
+            "by %s; remove -n",
+            (int)ranks, place.rank, place.size, place.launcher);
         return CLI_USAGE;
     }
     return run_rank(args, &plan);

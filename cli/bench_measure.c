@@ -1,11 +1,11 @@
 /*
- * bench_measure.c: how long collectives take, as one rank of a world.
+ * bench_measure.c: measures collectives, as one rank of a world.
  *
- * A sample is a number of calls one after another, so many that the clock's own cost does not count;
- * before each the ranks meet at a barrier, which is not timed. A sample's time is that of the slowest
- * rank. Before the first sample the result of a call is checked: a fast sum that is wrong is no sum.
+ * A sample is a sequence of calls, long enough that the cost of reading the clock is negligible. Before
+ * each sample the ranks synchronise at a barrier, which is not timed. The time of a sample is that of the
+ * slowest rank. The result of the first call is checked.
  *
- * While rank 0 measures the memory's bound the others wait at a barrier, asleep.
+ * While rank 0 measures the bound of the memory, the others sleep at a barrier.
  */
 #include "bench.h"
 
@@ -18,8 +18,8 @@
 
 enum { MAX_SAMPLES = 1000, MIN_SAMPLES = 5, MAX_BATCH = 10000 };
 
-static const double SAMPLE_S = 200e-6;      /* a sample lasts this long at least */
-static const size_t MIN_BOUND = 100 * 1000; /* bytes: below, the bound is the threads' meeting */
+static const double SAMPLE_S = 200e-6;      /* minimum duration of a sample */
+static const size_t MIN_BOUND = 100 * 1000; /* bytes; below, thread synchronisation dominates */
 static const double DEADLINE_S = 120;
 static const double MAX_WAITING_S = 0.5;
 
@@ -30,7 +30,7 @@ typedef struct bencher {
     bench_result *out;
     tdm_pages pages;
     void *shared;
-    char *data; /* as many bytes as the largest size needs */
+    char *data; /* a buffer of the largest size */
     double samples[MAX_SAMPLES];
 } bencher;
 
@@ -42,8 +42,8 @@ static size_t elements_of(const bencher *b, size_t bytes)
     return count > 0 ? count : 1;
 }
 
-/* Whole numbers up to 1,280 or so, in any of the types that can be added. */
-static uint64_t encode(tdm_dtype dtype, int value)
+/* The bits of a whole number up to about 1,280 in a type that can be added. */
+static uint64_t encode_number(tdm_dtype dtype, int value)
 {
     uint64_t bits = 0;
     float f32 = (float)value;
@@ -59,17 +59,17 @@ static uint64_t encode(tdm_dtype dtype, int value)
     }
 }
 
-/* Element i of what each rank brings, times `ranks`. */
-static uint64_t element(const bencher *b, size_t index, int ranks)
+/* Element i of the input of each rank, times `ranks`. */
+static uint64_t element_bits(const bencher *b, size_t index, int ranks)
 {
-    return encode(b->plan->dtype, ((int)(index % 5) + 1) * ranks);
+    return encode_number(b->plan->dtype, ((int)(index % 5) + 1) * ranks);
 }
 
-static void fill(bencher *b, size_t count)
+static void buffer_fill(bencher *b, size_t count)
 {
     size_t width = tdm_dtype_bytes(b->plan->dtype);
     for (size_t i = 0; i < count; i++) {
-        uint64_t bits = element(b, i, 1);
+        uint64_t bits = element_bits(b, i, 1);
         memcpy(b->data + i * width, &bits, width);
     }
 }
@@ -78,13 +78,13 @@ static tdm_status check_sum(const bencher *b, const bench_row *row, size_t count
 {
     size_t width = tdm_dtype_bytes(b->plan->dtype);
     int size = b->out->size;
-    /* bf16 holds whole numbers up to 256, f16 up to 2,048. */
+    /* bf16 represents whole numbers exactly up to 256, f16 up to 2,048. */
     int max = b->plan->dtype == TDM_DTYPE_BF16  ? 256
               : b->plan->dtype == TDM_DTYPE_F16 ? 2048
                                                 : 1 << 20;
     if (5 * size > max) return TDM_OK;
     for (size_t i = 0; i < count; i++) {
-        uint64_t bits = element(b, i, size);
+        uint64_t bits = element_bits(b, i, size);
         if (memcmp(b->data + i * width, &bits, width) != 0)
             return tdm_fail(
                 err, TDM_ERR_INTERNAL,
@@ -107,13 +107,13 @@ static tdm_status make_buffer(bencher *b, tdm_error *err)
         TDM_TRY(tdm_pages_map(max, false, &b->pages, err));
         b->data = b->pages.data;
     }
-    memset(b->data, 0, max); /* now all of it is there */
+    memset(b->data, 0, max); /* touch all pages */
     return TDM_OK;
 }
 
 /* ---- one line ---------------------------------------------------------------------------------- */
 
-/* In place, where that goes: slices lie in the whole. */
+/* The call of a row, in place if possible: the slice of a reduce-scatter is part of its input. */
 static tdm_call call_of(const bencher *b, const bench_row *row)
 {
     size_t count = elements_of(b, row->bytes), width = tdm_dtype_bytes(b->plan->dtype);
@@ -130,9 +130,9 @@ static tdm_call call_of(const bencher *b, const bench_row *row)
     return call;
 }
 
-/* How many calls make a sample, and how many samples fit into the time: rank 0 says. */
-static tdm_status agree(bencher *b, double call_s, double seconds, int64_t *batch, int64_t *count,
-                        tdm_error *err)
+/* Rank 0 determines the number of calls per sample and of samples, and broadcasts them. */
+static tdm_status agree_on_counts(bencher *b, double call_s, double seconds, int64_t *batch,
+                                  int64_t *count, tdm_error *err)
 {
     int64_t both[2];
     double batch_of = call_s > 0 ? SAMPLE_S / call_s : MAX_BATCH;
@@ -148,7 +148,7 @@ static tdm_status agree(bencher *b, double call_s, double seconds, int64_t *batc
     return TDM_OK;
 }
 
-/* Processor time of this process so far. */
+/* CPU time of this process so far. */
 static double cpu_seconds(void)
 {
     struct rusage usage;
@@ -163,8 +163,8 @@ static int ascending(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-static tdm_status sample(bencher *b, const tdm_call *call, int64_t batch, double *out_s,
-                         tdm_error *err)
+static tdm_status measure_sample(bencher *b, const tdm_call *call, int64_t batch, double *out_s,
+                                 tdm_error *err)
 {
     TDM_TRY(tdm_group_barrier(b->world, err));
     double begin = tdm_clock_s();
@@ -173,16 +173,16 @@ static tdm_status sample(bencher *b, const tdm_call *call, int64_t batch, double
     return TDM_OK;
 }
 
-/* The first call: checked where it can be, and the next ones warm everything up. */
+/* Makes the first call, checks it if possible, and makes two more calls to warm up. */
 static tdm_status begin_row(bencher *b, const bench_row *row, const tdm_call *call, double *out_s,
                             tdm_error *err)
 {
     size_t count = elements_of(b, row->bytes);
-    fill(b, count);
+    buffer_fill(b, count);
     TDM_TRY(tdm_call_run(b->world, call, err));
     if (row->kind == TDM_CALL_ALL_REDUCE) TDM_TRY(check_sum(b, row, count, err));
     memset(b->data, 0, count * tdm_dtype_bytes(b->plan->dtype));
-    for (int i = 0; i < 2; i++) TDM_TRY(sample(b, call, 1, out_s, err));
+    for (int i = 0; i < 2; i++) TDM_TRY(measure_sample(b, call, 1, out_s, err));
     return TDM_OK;
 }
 
@@ -193,9 +193,10 @@ static tdm_status measure_row(bencher *b, bench_row *row, double seconds, tdm_er
     double once = 0;
     TDM_TRY(begin_row(b, row, &call, &once, err));
     int64_t batch, count;
-    TDM_TRY(agree(b, once, seconds, &batch, &count, err));
+    TDM_TRY(agree_on_counts(b, once, seconds, &batch, &count, err));
     double cpu = cpu_seconds();
-    for (int64_t i = 0; i < count; i++) TDM_TRY(sample(b, &call, batch, &b->samples[i], err));
+    for (int64_t i = 0; i < count; i++)
+        TDM_TRY(measure_sample(b, &call, batch, &b->samples[i], err));
     cpu = (cpu_seconds() - cpu) / (double)(batch * count);
     TDM_TRY(tdm_group_all_reduce(b->world, NULL, b->samples, (size_t)count, TDM_DTYPE_F64,
                                  TDM_REDUCE_MAX, err));
@@ -209,7 +210,7 @@ static tdm_status measure_row(bencher *b, bench_row *row, double seconds, tdm_er
 
 /* ---- all lines --------------------------------------------------------------------------------- */
 
-/* Rank 0 alone; a failure there is told to the others by the closing of its comm. */
+/* Only rank 0 measures. If it fails it closes its comm, which the other ranks detect. */
 static tdm_status measure_bound(bencher *b, bench_row *row, tdm_error *err)
 {
     if (row->bytes >= MIN_BOUND && b->out->one_host && b->out->size > 1 && b->out->rank == 0) {
@@ -219,7 +220,7 @@ static tdm_status measure_bound(bencher *b, bench_row *row, tdm_error *err)
     return tdm_group_barrier(b->world, err);
 }
 
-/* What waiting costs: rank 0 comes late to a barrier. */
+/* Measures the cost of waiting: rank 0 is late at a barrier. */
 static tdm_status measure_waiting(bencher *b, tdm_error *err)
 {
     double late_s = b->plan->seconds < MAX_WAITING_S ? b->plan->seconds : MAX_WAITING_S;
@@ -245,7 +246,7 @@ static tdm_status measure_sizes(bencher *b, tdm_error *err)
         if (b->plan->algorithm != TDM_ALGORITHM_AUTO && row->algorithm != b->plan->algorithm)
             return tdm_fail(
                 err, TDM_ERR_UNSUPPORTED,
-                "all_reduce of %s by %d ranks over %s cannot run by '%s'; it would by '%s'",
+                "all_reduce of %s with %d ranks over %s does not support '%s'; use '%s'",
                 tdm_dtype_name(b->plan->dtype), b->out->size, b->out->transport,
                 tdm_algorithm_name(b->plan->algorithm), tdm_algorithm_name(row->algorithm));
         TDM_TRY(measure_bound(b, row, err));
@@ -253,8 +254,9 @@ static tdm_status measure_sizes(bencher *b, tdm_error *err)
     return TDM_OK;
 }
 
-/* Floats added by a ring are not canonical: that is nobody's choice but the caller's. */
-static bool may_choose(const bencher *b, tdm_call_kind kind, tdm_algorithm algorithm)
+/* Whether tuning may select the algorithm. Floats added by a ring are not canonical, so only the caller
+ * may select it. */
+static bool algorithm_is_allowed(const bencher *b, tdm_call_kind kind, tdm_algorithm algorithm)
 {
     bool adds = kind == TDM_CALL_ALL_REDUCE || kind == TDM_CALL_REDUCE ||
                 kind == TDM_CALL_REDUCE_SCATTER;
@@ -262,12 +264,13 @@ static bool may_choose(const bencher *b, tdm_call_kind kind, tdm_algorithm algor
     return algorithm != TDM_ALGORITHM_RING || !adds || exact;
 }
 
-/* Every algorithm that fits, at one size. */
+/* Measures every applicable algorithm at one size. */
 static tdm_status tune_size(bencher *b, tdm_call_kind kind, size_t bytes, tdm_error *err)
 {
     int best = -1;
     for (int a = TDM_ALGORITHM_AUTO + 1; a <= TDM_ALGORITHM_WINDOW; a++) {
-        if (!may_choose(b, kind, (tdm_algorithm)a) || b->out->row_count == MAX_BENCH_ROWS) continue;
+        if (!algorithm_is_allowed(b, kind, (tdm_algorithm)a) || b->out->row_count == MAX_BENCH_ROWS)
+            continue;
         bench_row *row = &b->out->rows[b->out->row_count];
         *row = (bench_row){.kind = kind, .algorithm = (tdm_algorithm)a, .bytes = bytes};
         tdm_call call = call_of(b, row);
@@ -292,7 +295,7 @@ static tdm_status tune_all(bencher *b, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status measure(bencher *b, bool tune, tdm_error *err)
+static tdm_status measure_all(bencher *b, bool tune, tdm_error *err)
 {
     tdm_comm_info info;
     tdm_comm_info_get(b->comm, &info);
@@ -311,13 +314,13 @@ tdm_status bench_measure(const bench_plan *plan, bool tune, bench_result *out, t
 {
     *out = (bench_result){0};
     bencher *b = calloc(1, sizeof(*b));
-    if (!b) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory");
+    if (!b) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory");
     b->plan = plan;
     b->out = out;
     const tdm_comm_options options = {.transport = plan->transport, .deadline_s = DEADLINE_S};
     tdm_status status = tdm_comm_open(&options, &b->comm, err);
     if (status == TDM_OK) {
-        status = measure(b, tune, err);
+        status = measure_all(b, tune, err);
         tdm_comm_shared_free(b->comm, b->shared);
         tdm_comm_close(b->comm);
     }

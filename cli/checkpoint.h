@@ -1,4 +1,4 @@
-/* checkpoint.h: what the parts of `tandem checkpoint` share. */
+/* checkpoint.h: declarations shared by the subcommands of `tandem checkpoint`. */
 #ifndef TANDEM_CLI_CHECKPOINT_H
 #define TANDEM_CLI_CHECKPOINT_H
 
@@ -6,12 +6,12 @@
 
 #include <tandem/checkpoint.h>
 
-/* The folder with the checkpoints of RUN, which may be that folder itself. NULL (and a message) when
- * there is none. */
+/* The directory with the checkpoints of RUN, which may be that directory itself. NULL, after an error
+ * message, if there is none. */
 const char *cli_checkpoint_folder(const char *run, tdm_arena *arena);
-/* Calls `read` with the file that FILE, RUN (its newest good one) or RUN:STEP stands for; again, when a
- * training prunes the one of RUN before `read` has opened it. Complains when that fails. An exit code:
- * CLI_USAGE when there is nothing of that name. */
+/* Calls `read` with the file of FILE, RUN (its newest valid checkpoint) or RUN:STEP. If a running training
+ * prunes the file of RUN before `read` has opened it, calls `read` again with a newer one. Prints a message
+ * on failure. Returns an exit code: CLI_USAGE if the name does not exist. */
 int cli_checkpoint_read(const char *name, tdm_arena *arena, tdm_checkpoint_read_fn read,
                         void *user);
 

@@ -1,9 +1,9 @@
 /*
- * checkpoint_diff.c: `tandem checkpoint diff`: where two states differ, tensor by tensor.
+ * checkpoint_diff.c: `tandem checkpoint diff`: compares two states, tensor by tensor.
  *
- * Numbers are compared by their bits: two NaNs of the same bits are equal, and 0 and -0 are not. How far
- * apart two of them are is told for floating types only. Checkpoints are verified first; a safetensors
- * file from elsewhere has tensors alone to compare.
+ * Numbers are compared by their bits: two NaNs with the same bits are equal, and 0 and -0 are not. The
+ * size of a difference is printed for floating types only. Checkpoints are verified first; of a
+ * safetensors file from another program only the tensors are compared.
  */
 #include "checkpoint.h"
 #include "model.h"
@@ -18,7 +18,7 @@ enum { LINES_SHOWN = 40 };
 typedef struct side {
     char *path;
     tdm_safetensors *file;
-    tdm_checkpoint *checkpoint;            /* NULL: none of Tandem's */
+    tdm_checkpoint *checkpoint;            /* NULL: not a checkpoint of Tandem */
     const tdm_checkpoint_content *content; /* of it */
     char hash[TDM_SHA256_HEX];
 } side;
@@ -39,9 +39,9 @@ static tdm_status side_read(const char *path, void *user, tdm_error *err)
     const side_reader *reader = user;
     side *s = reader->side;
     tdm_position position = {0};
-    side_release(s); /* of a file that was pruned between the two */
+    side_release(s); /* a retry after a file was pruned */
     *s = (side){.path = tdm_arena_strdup(reader->arena, path)};
-    if (!s->path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "checkpoint diff: no memory");
+    if (!s->path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "checkpoint diff: out of memory");
     TDM_TRY(tdm_safetensors_open(path, &s->file, err));
     if (cli_is_checkpoint(s->file)) {
         TDM_TRY(tdm_checkpoint_open(path, &s->checkpoint, err));
@@ -62,7 +62,7 @@ static int side_open(const char *name, tdm_arena *arena, side *s)
 
 typedef struct difference {
     const char *name;
-    const char *what; /* in words, when numbers cannot be compared; NULL otherwise */
+    const char *what; /* a description if numbers cannot be compared; NULL otherwise */
     uint64_t count, of;
     bool has_largest; /* floating types */
     double largest;   /* of the finite differences */
@@ -81,11 +81,11 @@ static double number_at(const tdm_tensor *tensor, size_t index)
     return tdm_tensor_to_f32(tensor->dtype, at, 1, &value) ? (double)value : (double)NAN;
 }
 
-/* Whether they differ; `d` has its name. */
-static bool compare(const tdm_tensor *a, const tdm_tensor *b, difference *d)
+/* Compares two tensors, fills `d`, whose name is already set, and returns whether they differ. */
+static bool tensor_compare(const tdm_tensor *a, const tdm_tensor *b, difference *d)
 {
-    if (a->dtype != b->dtype) d->what = "of another type";
-    if (!tdm_shape_equal(&a->shape, &b->shape)) d->what = "of another shape";
+    if (a->dtype != b->dtype) d->what = "different types";
+    if (!tdm_shape_equal(&a->shape, &b->shape)) d->what = "different shapes";
     if (d->what) return true;
     size_t bytes = tdm_dtype_bytes(a->dtype), count = tdm_tensor_bytes(a) / bytes;
     if (count == 0 || memcmp(a->data, b->data, count * bytes) == 0) return false;
@@ -109,7 +109,7 @@ static bool compare(const tdm_tensor *a, const tdm_tensor *b, difference *d)
 
 /* ---- all of them -------------------------------------------------------------------------------- */
 
-/* The tensors of both, in order of name; `out` has room for all. */
+/* Compares the tensors of both in order of name; `out` has room for all. */
 static size_t compare_all(const side *a, const side *b, difference *out)
 {
     size_t n = 0, i = 0, k = 0;
@@ -121,7 +121,7 @@ static size_t compare_all(const side *a, const side *b, difference *out)
         if (order != 0) {
             d.what = order < 0 ? "only in the first" : "only in the second";
             out[n++] = d;
-        } else if (compare(&x->tensor, &y->tensor, &d)) {
+        } else if (tensor_compare(&x->tensor, &y->tensor, &d)) {
             out[n++] = d;
         }
         i += order <= 0;
@@ -156,7 +156,7 @@ static bool has_line(const char *text, const char *line, size_t length)
     return false;
 }
 
-/* Lines of one job that the other has not. */
+/* Adds the lines of one job that are not in the other. */
 static void add_lines(const char *text, const char *other, char mark, tdm_str *out)
 {
     int shown = 0;
@@ -205,7 +205,7 @@ static void add_table(const difference *all, size_t count, tdm_str *out)
         cli_table_cell(&table, "%s", count_text);
         cli_table_cell(&table, "%s", of_text);
         cli_table_cell(&table, "%s", largest_text);
-        cli_table_cell(&table, "%s", d->what ? d->what : d->not_finite ? "not finite" : "");
+        cli_table_cell(&table, "%s", d->what ? d->what : d->not_finite ? "non-finite" : "");
     }
     cli_table_print(&table, 2, out);
 }
@@ -216,11 +216,10 @@ static void add_text(const side *a, const side *b, const difference *all, size_t
     bool same = strcmp(a->hash, b->hash) == 0;
     tdm_str_addf(out, "first   %s  %s\nsecond  %s  %s\n", a->hash, a->path, b->hash, b->path);
     if (same && !jobs_differ(a, b) && !data_differ(a, b)) {
-        tdm_str_add(out, "the states are the same, bit for bit\n");
+        tdm_str_add(out, "the states are bit-identical\n");
         return;
     }
-    if (same)
-        tdm_str_add(out, "the states are the same, bit for bit; how they came about differs\n");
+    if (same) tdm_str_add(out, "the states are bit-identical, but their jobs or data differ\n");
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
         if (field_of(a, i) != field_of(b, i))
             tdm_str_addf(out, "%-9s %llu, %llu\n", fields[i].name,
@@ -277,7 +276,7 @@ static void add_json(const side *a, const side *b, const difference *all, size_t
 int cli_checkpoint_diff(const cli_args *args, tdm_arena *arena)
 {
     if (args->argument_count != 3) {
-        cli_error("checkpoint diff: which two? usage: tandem checkpoint diff A B");
+        cli_error("checkpoint diff: expected two checkpoints; usage: tandem checkpoint diff A B");
         return CLI_USAGE;
     }
     side a = {.path = NULL}, b = {.path = NULL};

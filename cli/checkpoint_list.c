@@ -1,10 +1,9 @@
 /*
- * checkpoint_list.c: `tandem checkpoint ls` and `prune`: what a run's folder holds, why each of it is
- * kept, and what may go.
+ * checkpoint_list.c: `tandem checkpoint ls` and `prune`: lists the checkpoints of a run with the reason
+ * why each is kept, and removes the others.
  *
- * The rules are the job's, from the run's job.yaml, where that can be read; else the defaults. The epoch
- * comes from a file's header; of packed files, which must be unpacked for that, only when they are read
- * anyway.
+ * The retention rules come from the run's job.yaml if it can be read; otherwise the defaults apply. The
+ * epoch is read from the header of a file; for compressed files only if they are read anyway.
  */
 #include "checkpoint.h"
 #include "table.h"
@@ -19,8 +18,8 @@
 
 enum {
     RUN_ARGUMENT = 1,
-    WHY_BYTES = 64, /* all reasons */
-    LOOKS_MAX = 16  /* at a folder whose checkpoints are pruned meanwhile */
+    WHY_BYTES = 64, /* for all reasons */
+    LOOKS_MAX = 16  /* retries if all listed checkpoints are pruned by a running training */
 };
 
 /* ---- rules ------------------------------------------------------------------------------------ */
@@ -61,17 +60,17 @@ static const char *why_text(unsigned kept, char out[WHY_BYTES])
     return out;
 }
 
-/* ---- what is in a file -------------------------------------------------------------------------- */
+/* ---- one file ----------------------------------------------------------------------------------- */
 
-typedef struct look {
+typedef struct file_info {
     bool has_epoch, verified, good;
-    bool vanished; /* a training has pruned it since it was listed */
+    bool vanished; /* pruned by a running training after it was listed */
     uint64_t epoch;
-    char numerics[TDM_NUMERICS_BYTES]; /* "": not known */
-    char why[256];                     /* it is not good */
-} look;
+    char numerics[TDM_NUMERICS_BYTES]; /* "": unknown */
+    char why[256];                     /* why it is damaged */
+} file_info;
 
-static void look_at_header(const char *path, tdm_arena *arena, look *out)
+static void read_header(const char *path, tdm_arena *arena, file_info *out)
 {
     tdm_safetensors *file = NULL;
     if (tdm_safetensors_open(path, &file, NULL) != TDM_OK) {
@@ -87,13 +86,13 @@ static void look_at_header(const char *path, tdm_arena *arena, look *out)
     tdm_safetensors_destroy(file);
 }
 
-static look look_at(const tdm_checkpoint_entry *entry, bool verify, tdm_arena *arena)
+static file_info read_file_info(const tdm_checkpoint_entry *entry, bool verify, tdm_arena *arena)
 {
-    look l = {.verified = verify};
+    file_info l = {.verified = verify};
     tdm_checkpoint *checkpoint = NULL;
     tdm_error err;
     if (!verify) {
-        if (!entry->packed) look_at_header(entry->path, arena, &l);
+        if (!entry->packed) read_header(entry->path, arena, &l);
         return l;
     }
     l.good = tdm_checkpoint_open(entry->path, &checkpoint, &err) == TDM_OK;
@@ -111,7 +110,7 @@ static look look_at(const tdm_checkpoint_entry *entry, bool verify, tdm_arena *a
 
 /* ---- ls ----------------------------------------------------------------------------------------- */
 
-static void add_json(const tdm_checkpoint_entry *e, const look *l, tdm_str *out)
+static void add_json(const tdm_checkpoint_entry *e, const file_info *l, tdm_str *out)
 {
     char why[WHY_BYTES];
     tdm_json_writer w = tdm_json_writer_init(out, 0);
@@ -132,7 +131,7 @@ static void add_json(const tdm_checkpoint_entry *e, const look *l, tdm_str *out)
     tdm_str_add_char(out, '\n');
 }
 
-static void add_row(const tdm_checkpoint_entry *e, const look *l, cli_table *table)
+static void add_row(const tdm_checkpoint_entry *e, const file_info *l, cli_table *table)
 {
     char text[WHY_BYTES], when[32] = "?", epoch[32] = "", loss[32] = "", accuracy[32] = "";
     time_t seconds = (time_t)e->modified_unix_s;
@@ -149,7 +148,7 @@ static void add_row(const tdm_checkpoint_entry *e, const look *l, cli_table *tab
     cli_table_cell(table, "%s", when);
     cli_table_cell(table, "%s", loss);
     cli_table_cell(table, "%s", accuracy);
-    cli_table_cell(table, "%s", e->kept ? why_text(e->kept, text) : "may go");
+    cli_table_cell(table, "%s", e->kept ? why_text(e->kept, text) : "not kept");
     if (l->verified) cli_table_cell(table, "%s", l->good ? "good" : l->why);
 }
 
@@ -160,16 +159,16 @@ typedef struct listing {
     tdm_str lines; /* JSON */
 } listing;
 
-/* The checkpoints of the folder, without those that are pruned before they could be looked at. *listed: with
- * them. */
-static tdm_status list_folder(const char *folder, const tdm_checkpoint_retention *rules,
-                              tdm_arena *arena, listing *l, size_t *listed, tdm_error *err)
+/* Adds the checkpoints of the directory, except those that are pruned before they can be read. *listed
+ * counts these as well. */
+static tdm_status list_directory(const char *directory, const tdm_checkpoint_retention *rules,
+                                 tdm_arena *arena, listing *l, size_t *listed, tdm_error *err)
 {
     tdm_checkpoint_entry *entries;
-    TDM_TRY(tdm_checkpoint_list(folder, arena, &entries, listed, err));
+    TDM_TRY(tdm_checkpoint_list(directory, arena, &entries, listed, err));
     tdm_checkpoint_choose(entries, *listed, rules, UINT64_MAX);
     for (size_t i = 0; i < *listed; i++) {
-        look seen = look_at(&entries[i], l->verify, arena);
+        file_info seen = read_file_info(&entries[i], l->verify, arena);
         if (seen.vanished) continue;
         l->good = l->good && (!l->verify || seen.good);
         l->count++;
@@ -192,8 +191,8 @@ int cli_checkpoint_list(const cli_args *args, tdm_arena *arena)
                                          {.title = "kept as"},
                                          {.title = "sums", .max = 60}};
     const char *run = args->arguments[RUN_ARGUMENT];
-    const char *folder = cli_checkpoint_folder(run, arena);
-    if (!folder) return CLI_USAGE;
+    const char *directory = cli_checkpoint_folder(run, arena);
+    if (!directory) return CLI_USAGE;
     tdm_checkpoint_retention rules = rules_of(run, arena);
     listing l = {.json = cli_json(args),
                  .verify = cli_has(args, "verify"),
@@ -202,22 +201,22 @@ int cli_checkpoint_list(const cli_args *args, tdm_arena *arena)
     cli_table_init(&l.table, columns, l.verify ? 8 : 7);
     tdm_error err;
     tdm_status status = TDM_OK;
-    size_t listed = 1; /* where all have vanished, there are newer ones */
+    size_t listed = 1; /* if all have vanished, there are newer ones */
     for (int i = 0; status == TDM_OK && listed > 0 && l.count == 0 && i < LOOKS_MAX; i++)
-        status = list_folder(folder, &rules, arena, &l, &listed, &err);
+        status = list_directory(directory, &rules, arena, &l, &listed, &err);
     cli_table_print(&l.table, 0, &l.lines);
     if (status != TDM_OK) {
         tdm_str_release(&l.lines);
         return cli_fail(&err);
     }
-    if (l.count == 0 && !l.json) tdm_str_addf(&l.lines, "%s holds no checkpoint\n", folder);
+    if (l.count == 0 && !l.json) tdm_str_addf(&l.lines, "%s contains no checkpoint\n", directory);
     int printed = cli_print(&l.lines);
     return l.good ? printed : CLI_FAILED;
 }
 
 /* ---- prune -------------------------------------------------------------------------------------- */
 
-/* The newest one that verifies; UINT64_MAX: none does. */
+/* The step of the newest valid checkpoint; UINT64_MAX: there is none. */
 static uint64_t newest_good(const tdm_checkpoint_entry *entries, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -237,7 +236,7 @@ static bool read_rules(const cli_args *args, tdm_checkpoint_retention *rules)
            cli_int(args, "keep-best", 0, max, &rules->keep_best);
 }
 
-static void tell_prune(const tdm_checkpoint_entry *entries, size_t count, bool dry, bool json,
+static void add_pruned(const tdm_checkpoint_entry *entries, size_t count, bool dry, bool json,
                        tdm_str *out)
 {
     char bytes[32], why[WHY_BYTES];
@@ -266,24 +265,27 @@ static void tell_prune(const tdm_checkpoint_entry *entries, size_t count, bool d
 int cli_checkpoint_prune(const cli_args *args, tdm_arena *arena)
 {
     const char *run = args->arguments[RUN_ARGUMENT];
-    const char *folder = cli_checkpoint_folder(run, arena);
-    if (!folder) return CLI_USAGE;
+    const char *directory = cli_checkpoint_folder(run, arena);
+    if (!directory) return CLI_USAGE;
     tdm_checkpoint_retention rules = rules_of(run, arena);
     if (!read_rules(args, &rules)) return CLI_USAGE;
     tdm_checkpoint_entry *entries;
     size_t count;
     tdm_error err;
-    if (tdm_checkpoint_list(folder, arena, &entries, &count, &err) != TDM_OK) return cli_fail(&err);
+    if (tdm_checkpoint_list(directory, arena, &entries, &count, &err) != TDM_OK)
+        return cli_fail(&err);
     uint64_t good = newest_good(entries, count);
     if (count > 0 && good == UINT64_MAX) {
-        cli_error("checkpoint prune: none of the %zu checkpoints in %s is good; nothing is removed",
-                  count, folder);
+        cli_error(
+            "checkpoint prune: none of the %zu checkpoints in %s is valid; nothing was removed",
+            count, directory);
         return CLI_FAILED;
     }
     tdm_checkpoint_choose(entries, count, &rules, good);
     bool dry = cli_has(args, "dry-run");
-    if (!dry && tdm_checkpoint_retain(folder, &rules, good, &err) != TDM_OK) return cli_fail(&err);
+    if (!dry && tdm_checkpoint_retain(directory, &rules, good, &err) != TDM_OK)
+        return cli_fail(&err);
     tdm_str out = TDM_STR_INIT;
-    tell_prune(entries, count, dry, cli_json(args), &out);
+    add_pruned(entries, count, dry, cli_json(args), &out);
     return cli_print(&out);
 }

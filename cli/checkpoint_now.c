@@ -1,8 +1,8 @@
 /*
- * checkpoint_now.c: `tandem checkpoint now`: a checkpoint of a run that is going on, which goes on after it.
+ * checkpoint_now.c: `tandem checkpoint now`: requests a checkpoint of an active run, which continues.
  *
- * The wish goes through the session's store, so it works from any terminal and any host that reaches the
- * store, whichever process leads the run when it is granted. The command says what was written, and where.
+ * The request is written to the session's store, so it works from any terminal and any host that can reach
+ * the store, whichever process is rank 0. The command prints the path of the checkpoint.
  */
 #include "checkpoint.h"
 
@@ -25,8 +25,8 @@ static void add_saved(const tdm_session_saved *saved, bool json, tdm_str *out)
     tdm_str_add_char(out, '\n');
 }
 
-static tdm_status ask(const session_ref *ref, double wait_s, tdm_session_saved *saved,
-                      tdm_error *err)
+static tdm_status request_save(const session_ref *ref, double wait_s, tdm_session_saved *saved,
+                               tdm_error *err)
 {
     tdm_kv *kv = NULL;
     char request[TDM_SAVE_REQUEST_BYTES];
@@ -47,15 +47,15 @@ int cli_checkpoint_now(const cli_args *args, tdm_arena *arena)
     tdm_error err = {0};
     tdm_str out = TDM_STR_INIT;
     if (args->argument_count > FIRST + 1) {
-        cli_error("checkpoint now: one run at a time; usage: tandem checkpoint now RUN");
+        cli_error("checkpoint now: too many arguments; usage: tandem checkpoint now RUN");
         return CLI_USAGE;
     }
     if (!cli_int(args, "wait", 0, MAX_WAIT_S, &wait_s)) return CLI_USAGE;
     int code = session_find(args, args->arguments[FIRST], arena, &ref);
     if (code != CLI_OK) return code;
-    if (ask(&ref, (double)wait_s, &saved, &err) != TDM_OK) return cli_fail(&err);
+    if (request_save(&ref, (double)wait_s, &saved, &err) != TDM_OK) return cli_fail(&err);
     if (saved.status != TDM_OK) {
-        cli_error("checkpoint now: step %llu: no checkpoint: %s; training goes on",
+        cli_error("checkpoint now: step %llu: no checkpoint: %s; training continues",
                   (unsigned long long)saved.step, saved.message);
         return CLI_FAILED;
     }

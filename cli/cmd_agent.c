@@ -1,10 +1,10 @@
 /*
- * cmd_agent.c: `tandem agent`, which `tandem train` and `tandem join` start on each host: it starts the
- * workers of a session there, watches them, and starts them again.
+ * cmd_agent.c: `tandem agent`, which `tandem train` and `tandem join` start on each host. It starts the
+ * workers of a session on the host, monitors them, and restarts them.
  *
- * The job comes from a file, or from the standard input when ssh brings it. Words behind '--' go to the
- * workers' `tandem train`. Its warnings go to standard error, which is the launcher's; all it says is in
- * the run's log as well.
+ * The job comes from a file, or from standard input if the agent is started by ssh. Words after '--' are
+ * passed to the `tandem train` of the workers. Warnings go to standard error, which is the launcher's, and
+ * to the run's log.
  */
 #include "session.h"
 
@@ -21,11 +21,11 @@ enum { MAX_JOB = 1 << 20 };
 static void log_to_terminal(const tdm_log_record *record, void *user)
 {
     (void)user;
-    if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr); /* a progress line may stand there */
+    if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr); /* erase a progress line */
     cli_warn("%s", record->message);
 }
 
-/* The job as text: ssh gives it to the standard input. */
+/* Reads the text of the job from a file, or from standard input for "-". */
 static bool read_job(const char *path, tdm_str *out)
 {
     if (strcmp(path, "-") != 0) {
@@ -48,11 +48,11 @@ static bool read_job(const char *path, tdm_str *out)
         explicit_bzero(bytes, sizeof bytes); /* the secret came in front of the job */
     }
     if (out->length > 0 && tdm_str_ok(out)) return true;
-    cli_error("agent: no job came through '%s'", path);
+    cli_error("agent: cannot read the job from '%s'", path);
     return false;
 }
 
-/* What a worker is: this program, which trains the session's job. */
+/* The command line of a worker: this program, which trains the session's job. */
 static const char *const *worker_words(const session_agent *agent, const char *self,
                                        const char *job, tdm_arena *arena)
 {
@@ -68,7 +68,7 @@ static const char *const *worker_words(const session_agent *agent, const char *s
     return words;
 }
 
-/* The session's secret, if the store says that it is the right one; an exit code. */
+/* Finds the secret of the session and verifies it against the store; returns an exit code. */
 static int find_secret(const session_agent *agent, const tdm_session_hold *hold,
                        const tdm_kv_options *kv_options, char out[TDM_SECRET_BYTES])
 {
@@ -81,7 +81,7 @@ static int find_secret(const session_agent *agent, const tdm_session_hold *hold,
     return status == TDM_OK ? CLI_OK : cli_fail(&err);
 }
 
-static int finish(const tdm_agent_result *result)
+static int agent_exit_code(const tdm_agent_result *result)
 {
     if (result->exit_code != 0) return result->exit_code;
     if (!result->has_verdict || result->status == TDM_OK) return CLI_OK;
@@ -119,7 +119,7 @@ static int run_agent(const session_agent *agent, const tdm_job *job, const tdm_s
         tdm_log_add_sink(log_to_terminal, NULL, TDM_LOG_WARN);
         tdm_status status = tdm_agent_run(&options, &result, &err);
         tdm_log_remove_sink(log_to_terminal, NULL);
-        code = status == TDM_OK ? finish(&result) : cli_fail(&err);
+        code = status == TDM_OK ? agent_exit_code(&result) : cli_fail(&err);
     }
     explicit_bzero(secret, sizeof secret);
     return code;
@@ -134,8 +134,8 @@ static int load_and_run(const session_agent *agent, const tdm_session_hold *hold
     if (tdm_job_load(hold->place.job, &options, &document, &err) == TDM_OK)
         code = run_agent(agent, tdm_job_document_job(document), hold, arena);
     else
-        cli_error("agent: the session's job cannot be read: %s",
-                  document ? "it has problems; is this the launcher's version of tandem?"
+        cli_error("agent: cannot load the session's job: %s",
+                  document ? "it is invalid; does this host have the launcher's version of tandem?"
                            : err.message);
     tdm_job_document_destroy(document);
     return code;
@@ -160,18 +160,19 @@ int session_agent_run(const session_agent *agent)
     return code;
 }
 
-static int run(const cli_args *args)
+static int agent_run(const cli_args *args)
 {
     static const char *const needed[] = {"session", "store", "host", "job"};
     for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++)
         if (!cli_has(args, needed[i])) {
-            cli_error("agent: '--%s' is missing; 'tandem train' and 'tandem join' start agents",
-                      needed[i]);
+            cli_error(
+                "agent: '--%s' is missing; use 'tandem train' or 'tandem join' to start agents",
+                needed[i]);
             return CLI_USAGE;
         }
     int64_t workers = 1;
     if (!cli_int(args, "workers", 1, TDM_MAX_LAUNCH, &workers)) return CLI_USAGE;
-    /* Started by ssh: a connection that breaks is no reason to end. */
+    /* Started by ssh: the agent survives the loss of the connection. */
     if (strcmp(cli_value(args, "job"), "-") == 0) signal(SIGHUP, SIG_IGN);
     const char *words[CLI_MAX_ARGUMENTS + 1] = {NULL};
     memcpy(words, args->arguments, (size_t)args->argument_count * sizeof *words);
@@ -201,27 +202,30 @@ static const char *const usage[] = {
 
 const cli_command cli_agent = {
     .name = "agent",
-    .summary = "Keep the workers of a run alive on this host (train and join start it)",
+    .summary = "Run the workers of a session on this host (train and join start it)",
     .usage = usage,
     .help =
-        "Starts workers of a session, watches them, tells the others at once when one has ended, "
-        "and starts it again: the first time at once, then after a pause that doubles, at most "
-        "'elastic.restarts' times within 'elastic.restart_window'. A crash that comes back at the "
-        "same step three times ends the run, with a message that says so. It ends with the "
+        "Starts workers of a session and monitors them. When a worker ends, the agent notifies the "
+        "other members immediately and restarts it: the first time immediately, then after a pause "
+        "that doubles, at most 'elastic.restarts' times within 'elastic.restart_window'. A crash that "
+        "repeats three times at the same step ends the run with an error. The agent ends with the "
         "session.\n\n"
-        "SIGTERM asks the workers to end: training stops after its step, with a checkpoint. After "
-        "'elastic.grace' seconds, or upon the second signal, they are killed. SIGUSR1 asks for a "
-        "checkpoint after the step; training goes on.",
+        "SIGTERM stops training after the current step, with a checkpoint. After 'elastic.grace' "
+        "seconds, or on the second signal, the workers are killed. SIGUSR1 requests a checkpoint "
+        "after the step; training continues.",
     .max_arguments = CLI_MAX_ARGUMENTS,
     .options = {{.name = "session", .value = "S", .help = "The session."},
                 {.name = "store", .value = "URL", .help = "Its store: local:FILE or etcd:URLS."},
-                {.name = "host", .value = "NAME", .help = "What the others call this host."},
-                {.name = "workers", .letter = 'n', .value = "N", .help = "How many workers (1)."},
+                {.name = "host", .value = "NAME", .help = "The name of this host in the session."},
+                {.name = "workers",
+                 .letter = 'n',
+                 .value = "N",
+                 .help = "The number of workers. Default: 1."},
                 {.name = "job",
                  .value = "FILE",
-                 .help = "The session's job; '-' reads it from the input."},
-                {.name = "dir", .value = "DIR", .help = "The folder in which workers run."},
+                 .help = "The session's job; '-' reads it from standard input."},
+                {.name = "dir", .value = "DIR", .help = "The working directory of the workers."},
                 {.name = "guest",
-                 .help = "A signal makes these workers leave; the others go on without them."}},
-    .run = run,
+                 .help = "After a signal, these workers leave and the session continues."}},
+    .run = agent_run,
 };

@@ -1,9 +1,9 @@
 /*
- * cmd_bench.c: `tandem bench step`: where the time of a job's training step goes, and how much of
- * what the machine can do that is; and the table of all that `tandem bench` measures.
+ * cmd_bench.c: `tandem bench step`: measures the time of a job's training step and of its ops, and
+ * compares it with the limits of the machine; and the table of the command `tandem bench`.
  *
- * Ops of one kind and direction are one line, the slowest first; --all shows each op by itself.
- * `tandem bench allreduce` has files of its own: see bench.h.
+ * Ops of one kind and direction are one line, the slowest first; --all shows each op separately.
+ * `tandem bench allreduce` is in other files: see bench.h.
  */
 #include "bench.h"
 #include "table.h"
@@ -97,9 +97,9 @@ static void add_text(const tdm_bench *b, const row *rows, size_t count, bool all
                  (long long)b->lane_count, b->lane_count == 1 ? "" : "s", (long long)b->lane_rows);
     tdm_str_addf(out, "workers     %d with %d thread%s each\n", b->rank_count, b->thread_count,
                  b->thread_count == 1 ? "" : "s");
-    tdm_str_addf(out, "machine     %.1f GFLOP/s in a product of 1024^3, ", b->peak_flops * 1e-9);
+    tdm_str_addf(out, "machine     %.1f GFLOP/s in a 1024^3 product, ", b->peak_flops * 1e-9);
     if (b->peak_bf16_flops > 0) tdm_str_addf(out, "%.1f in bf16, ", b->peak_bf16_flops * 1e-9);
-    tdm_str_addf(out, "%.1f GB/s of memory\n", b->peak_bytes * 1e-9);
+    tdm_str_addf(out, "%.1f GB/s memory bandwidth\n", b->peak_bytes * 1e-9);
     tdm_str_addf(out,
                  "step        %.3f ms (median of %d; fastest %.3f), %.1f GFLOP/s, %.0f rows/s\n",
                  1e3 * b->step_s, b->step_count, 1e3 * b->min_step_s,
@@ -170,12 +170,12 @@ static void add_json(const tdm_bench *b, const row *rows, size_t count, bool all
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-static int print(const cli_args *args, const tdm_bench *bench)
+static int print_bench(const cli_args *args, const tdm_bench *bench)
 {
     bool all = cli_has(args, "all");
     row *rows = calloc(bench->op_count + 1, sizeof(*rows));
     if (!rows) {
-        cli_error("bench: no memory");
+        cli_error("bench: out of memory");
         return CLI_FAILED;
     }
     size_t count = make_rows(bench, all, rows);
@@ -185,15 +185,15 @@ static int print(const cli_args *args, const tdm_bench *bench)
     return cli_print(&out);
 }
 
-/* Measures as a rank of `comm`, or alone. All ranks do the same; rank 0 has the words. */
-static int measure(const cli_args *args, const tdm_job *job, tdm_bench_options options)
+/* Measures as a rank of `comm`, or alone. All ranks do the same; rank 0 prints. */
+static int measure_step(const cli_args *args, const tdm_job *job, tdm_bench_options options)
 {
     tdm_bench bench;
     tdm_error err = {0};
     if (tdm_bench_step(job, &options, &bench, &err) != TDM_OK)
         return world_fail(&err, options.comm);
     int code = CLI_OK;
-    if (!options.comm || tdm_comm_rank(options.comm) == 0) code = print(args, &bench);
+    if (!options.comm || tdm_comm_rank(options.comm) == 0) code = print_bench(args, &bench);
     tdm_bench_release(&bench);
     return code;
 }
@@ -202,7 +202,7 @@ static int measure_as_rank(const cli_args *args, const tdm_job *job, const tdm_c
                            tdm_bench_options options)
 {
     int code = world_join(job, place, &options.comm);
-    if (code == CLI_OK) code = measure(args, job, options);
+    if (code == CLI_OK) code = measure_step(args, job, options);
     tdm_comm_close(options.comm);
     return code;
 }
@@ -214,7 +214,7 @@ static int bench_step(const cli_args *args)
     tdm_bench_options options = {.seconds = 2};
     if (!world_place(args, &place)) return CLI_USAGE;
     if (args->argument_count < 2) {
-        cli_error("bench: an argument is missing; usage: tandem bench step JOB [options]");
+        cli_error("bench: JOB is missing; usage: tandem bench step JOB [options]");
         return CLI_USAGE;
     }
     if (!cli_int(args, "workers", 1, TDM_MAX_RANKS, &workers)) return CLI_USAGE;
@@ -227,7 +227,7 @@ static int bench_step(const cli_args *args)
     if (count < 1)
         code = CLI_USAGE;
     else if (count == 1)
-        code = measure(args, job, options);
+        code = measure_step(args, job, options);
     else if (place.size > 0)
         code = measure_as_rank(args, job, &place, options);
     else
@@ -236,7 +236,7 @@ static int bench_step(const cli_args *args)
     return code;
 }
 
-/* Options that mean something to one of the two only. */
+/* Options of only one of the two subcommands. */
 static const char *const step_options[] = {"all", "set", NULL};
 static const char *const allreduce_options[] = {"sizes", "transport", "shared", "algorithm",
                                                 "dtype", "tune",      "file",   NULL};
@@ -244,24 +244,24 @@ static const char *const allreduce_options[] = {"sizes", "transport", "shared", 
 static const struct {
     const char *name;
     int (*run)(const cli_args *args);
-    const char *const *not_its; /* options */
+    const char *const *not_its; /* options of the other subcommand */
 } measures[] = {{"step", bench_step, allreduce_options},
                 {"allreduce", bench_allreduce, step_options}};
 enum { MEASURES = sizeof(measures) / sizeof(measures[0]) };
 
-static int run(const cli_args *args)
+static int bench_run(const cli_args *args)
 {
     for (int i = 0; i < MEASURES; i++) {
         if (strcmp(args->arguments[0], measures[i].name) != 0) continue;
         for (const char *const *option = measures[i].not_its; *option; option++)
             if (cli_has(args, *option)) {
-                cli_error("bench: '--%s' is no option of 'tandem bench %s'", *option,
+                cli_error("bench: '--%s' is not an option of 'tandem bench %s'", *option,
                           measures[i].name);
                 return CLI_USAGE;
             }
         return measures[i].run(args);
     }
-    cli_error("bench: '%s' cannot be measured; what can is: step, allreduce", args->arguments[0]);
+    cli_error("bench: unknown subcommand '%s'; use 'step' or 'allreduce'", args->arguments[0]);
     return CLI_USAGE;
 }
 
@@ -269,43 +269,42 @@ static const char *const usage[] = {"tandem bench step JOB [options]",
                                     "tandem bench allreduce [options]", NULL};
 static const char *const subcommands[] = {"step", "allreduce", NULL};
 static const char *const examples[] = {"tandem bench step job.yaml",
-                                       "which ops take the time, and how near the machine's limits",
+                                       "the time of each kind of op, and the limits of the machine",
                                        "tandem bench step job.yaml --set compute.threads=2",
                                        "the same with two threads",
                                        "tandem bench step job.yaml --all --json",
-                                       "every op, for a program",
+                                       "every op, as JSON",
                                        "tandem bench allreduce -n 2 --sizes 1K,1M,64M",
-                                       "how fast two ranks on this host add up what they have",
+                                       "the speed of all-reduce with two ranks on this host",
                                        "tandem bench allreduce -n 4 --tune",
-                                       "find the fastest algorithms for four ranks, and keep them",
+                                       "find and store the fastest algorithms for four ranks",
                                        NULL};
 
 const cli_command cli_bench = {
     .name = "bench",
-    .summary = "Measure a training step, or an all-reduce, against the machine's limits",
+    .summary = "Measure a training step or an all-reduce against the machine's limits",
     .usage = usage,
     .help =
-        "step: trains for some seconds, in memory only, and prints how long a step takes; the time of "
-        "each kind of op in a lane; and what the machine allows: the rate of a large matrix product "
-        "and of a pass over memory, and the time of the step's own matrix products with nothing "
-        "around them. The last column is the time that the rates allow an op, divided by the "
-        "time it took: where it is low and '% of lane' is high, there is something to gain. An op "
-        "whose numbers are in a cache can be faster than memory allows, and pass 100 %. The line "
-        "'bound' counts the optimiser's traffic as if it came from memory, so it is no bound for "
-        "small models, which stay in the caches. With -n, or under 'tandem run', mpirun or srun, the "
-        "ranks step together, then measure their ops at the same time; the lines 'machine' are of all "
-        "ranks together, the ops those of rank 0, and 'update' has the time that it waits for "
-        "others.\n\n"
-        "allreduce: ranks add up buffers of each size, in place, and check the sum. Within a world "
+        "step: trains for some seconds, in memory only, and prints the time of a step; the time of "
+        "each kind of op in a lane; and the limits of the machine: the rate of a large matrix product "
+        "and of a pass over memory, and the time of the step's matrix products alone. The last column "
+        "is the time that these rates allow for an op, divided by the measured time: an op with a low "
+        "value and a high '% of lane' can be improved. An op whose numbers are in a cache can be "
+        "faster than memory allows and exceed 100 %. The line 'bound' counts the optimiser's traffic "
+        "as memory traffic, so it is not a bound for small models, which stay in the caches. With -n, "
+        "or under 'tandem run', mpirun or srun, the ranks step together and then measure their ops at "
+        "the same time; the line 'machine' is the total of all ranks, the ops are those of rank 0, "
+        "and 'update' includes the time in which it waits for other ranks.\n\n"
+        "allreduce: ranks add buffers of each size, in place, and check the sum. Within a world "
         "(under 'tandem run', mpirun or srun) this process is one of its ranks; otherwise it starts "
-        "them on this host. 'time' is the median over some calls of the slowest rank's time, 'GB/s' "
-        "the size divided by it, and 'CPU' the processor time that a call costs all ranks together. "
-        "'bound' is what memory allows on this host: as many threads as ranks, each adding its share "
-        "of the same bytes and copying the rest. What lies in shared memory already (--shared) is "
-        "not copied, and can be faster than that. With --tune every algorithm that fits is measured "
-        "at every size, for all-reduce and its relatives; the fastest are kept in a file, and every "
-        "world whose rank 0 finds it there (or in TANDEM_TUNE) goes by it.\n\n"
-        "But for that file nothing is written. Let the machine rest meanwhile: what else runs on it is measured, too.",
+        "ranks on this host. 'time' is the median over several calls of the slowest rank's time, "
+        "'GB/s' the size divided by it, and 'CPU' the CPU time of a call, over all ranks. 'bound' is "
+        "the limit of the memory of this host: as many threads as ranks, each of which adds its share "
+        "of the same bytes and copies the rest. Buffers in shared memory (--shared) are not copied "
+        "and can be faster. With --tune, every applicable algorithm is measured at every size, for "
+        "all-reduce and related collectives; the fastest ones are stored in a file, which every world "
+        "uses whose rank 0 finds it there (or in TANDEM_TUNE).\n\n"
+        "Nothing else is written. Other load on the machine affects the measurement.",
     .examples = examples,
     .subcommands = subcommands,
     .min_arguments = 1,
@@ -314,13 +313,15 @@ const cli_command cli_bench = {
         {{.name = "workers",
           .letter = 'n',
           .value = "N",
-          .help = "Workers that share the lanes (step; default: 1), or ranks to start "
-                  "(allreduce; default: as many as there are processors)."},
+          .help =
+              "step: the number of workers. Default: 1. allreduce: the number of ranks to start. "
+              "Default: one per CPU."},
          {.name = "seconds",
           .value = "S",
-          .help = "How long each of the measurements goes on. Default: 2 for a step, 1 for a "
-                  "size, 0.1 with --tune."},
-         {.name = "all", .help = "step: a line for each op, in order, in place of one a kind."},
+          .help =
+              "The duration of each measurement in seconds. Default: 2 for a step, 1 for a size, "
+              "0.1 with --tune."},
+         {.name = "all", .help = "step: print one line for each op, in order."},
          CLI_OPTION_SET,
          {.name = "sizes",
           .value = "LIST",
@@ -329,21 +330,22 @@ const cli_command cli_bench = {
          {.name = "transport",
           .value = "NAME",
           .help =
-              "allreduce: shm, tcp, ucx, mpi, or shm+tcp, shm+ucx, shm+mpi. Default: by where the ranks run."},
+              "allreduce: shm, tcp, ucx, mpi, or shm+tcp, shm+ucx, shm+mpi. Default: chosen by the "
+              "hosts of the ranks."},
          {.name = "shared",
-          .help = "allreduce: with buffers in memory that the ranks of a host share."},
+          .help = "allreduce: use buffers in memory that the ranks of a host share."},
          {.name = "algorithm",
           .value = "NAME",
           .help = "allreduce: direct, ring, doubling, tree, hierarchy or window. Default: "
-                  "auto, by size and place."},
+                  "auto, by size and hosts."},
          {.name = "dtype",
           .value = "TYPE",
           .help = "allreduce: f32, f64, f16, bf16, i32 or i64. Default: f32."},
-         {.name = "tune", .help = "allreduce: measure all algorithms, and keep what was fastest."},
+         {.name = "tune", .help = "allreduce: measure all algorithms and store the fastest."},
          {.name = "file",
           .value = "FILE",
-          .help = "allreduce: where --tune keeps it. Default: tandem/tune.json in the cache "
-                  "folder (XDG_CACHE_HOME, or ~/.cache)."},
+          .help = "allreduce: the file of --tune. Default: tandem/tune.json in the cache directory "
+                  "(XDG_CACHE_HOME, or ~/.cache)."},
          CLI_OPTION_JSON},
-    .run = run,
+    .run = bench_run,
 };

@@ -1,9 +1,8 @@
 /*
- * cmd_checkpoint.c: `tandem checkpoint`: its table, what its arguments stand for, and the simpler of its
- * parts, verify and copy. (checkpoint_list.c lists and prunes, checkpoint_diff.c compares,
- * checkpoint_now.c asks for one.)
+ * cmd_checkpoint.c: `tandem checkpoint`: its table, the resolution of its arguments, and the subcommands
+ * verify and copy. (checkpoint_list.c: ls and prune; checkpoint_diff.c: diff; checkpoint_now.c: now.)
  *
- * Nothing here changes a checkpoint. What is written is written whole or not at all, and read back.
+ * Nothing here changes a checkpoint. Files are written atomically and read back.
  */
 #include "checkpoint.h"
 
@@ -16,8 +15,8 @@
 #include <string.h>
 
 enum {
-    FIRST = 1,     /* the argument behind the subcommand */
-    LOOKS_MAX = 16 /* at a folder whose checkpoints are pruned meanwhile */
+    FIRST = 1,     /* the argument after the subcommand */
+    LOOKS_MAX = 16 /* retries if all listed checkpoints are pruned by a running training */
 };
 
 /* ---- names ----------------------------------------------------------------------------------- */
@@ -29,8 +28,7 @@ static char *folder_of(const char *run, tdm_arena *arena)
     return tdm_path_is_dir(run) ? tdm_arena_strdup(arena, run) : NULL;
 }
 
-/* Whether a folder without one called "checkpoints" is such a folder itself, or holds checkpoints all the
- * same: any other one is a mistake. */
+/* Whether a directory without a subdirectory "checkpoints" has that name itself, or contains checkpoints. */
 static bool has_checkpoints(const char *folder, tdm_arena *arena)
 {
     tdm_checkpoint_entry *entries;
@@ -46,15 +44,17 @@ const char *cli_checkpoint_folder(const char *run, tdm_arena *arena)
     if (folder && (strcmp(folder, run) != 0 || has_checkpoints(folder, arena))) return folder;
     if (folder)
         cli_error(
-            "checkpoint: '%s' is no run: it has no folder 'checkpoints', and no checkpoint of "
-            "its own; give the folder of a run, such as runs/digits-1",
+            "checkpoint: '%s' is not a run: it has no directory 'checkpoints' and contains no "
+            "checkpoint; give the directory of a run, such as runs/digits-1",
             run);
     else
-        cli_error("checkpoint: '%s' is no run; give the folder of one, such as runs/digits-1", run);
+        cli_error(
+            "checkpoint: '%s' is not a run; give the directory of a run, such as runs/digits-1",
+            run);
     return NULL;
 }
 
-/* RUN:STEP: *run and *step; false when the name is none of that kind. */
+/* Splits RUN:STEP into *run and *step; false if the name does not have this form. */
 static bool split_name(const char *name, tdm_arena *arena, char **run, uint64_t *step)
 {
     const char *colon = strrchr(name, ':');
@@ -70,7 +70,7 @@ static tdm_status find_step(const char *run, uint64_t step, tdm_arena *arena, ch
                             tdm_error *err)
 {
     const char *folder = folder_of(run, arena);
-    if (!folder) return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: there is no such run", run);
+    if (!folder) return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: this run does not exist", run);
     tdm_checkpoint_entry *entries;
     size_t count;
     TDM_TRY(tdm_checkpoint_list(folder, arena, &entries, &count, err));
@@ -80,7 +80,7 @@ static tdm_status find_step(const char *run, uint64_t step, tdm_arena *arena, ch
         return TDM_OK;
     }
     return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                    "%s: has no checkpoint of step %llu; 'tandem checkpoint ls %s' lists all", run,
+                    "%s: no checkpoint of step %llu; 'tandem checkpoint ls %s' lists all", run,
                     (unsigned long long)step, run);
 }
 
@@ -115,12 +115,12 @@ typedef struct verdict {
     const char *path;
     bool good;
     uint64_t step;
-    const char *state; /* when it is good */
-    const char *why;   /* when it is not */
+    const char *state; /* its hash, if it is good */
+    const char *why;   /* the reason if it is not */
     tdm_model_code code;
 } verdict;
 
-static verdict verify(const char *path, tdm_arena *arena)
+static verdict verify_file(const char *path, tdm_arena *arena)
 {
     verdict v = {.path = path};
     tdm_checkpoint *checkpoint;
@@ -137,7 +137,8 @@ static verdict verify(const char *path, tdm_arena *arena)
         v.state = tdm_arena_strdup(arena, hash);
     else
         v.why = tdm_arena_strdup(arena, err.message);
-    (void)tdm_model_code_of(checkpoint, path, arena, &v.code, NULL); /* of a job it understands */
+    /* This fails for a job that this version does not support; the verdict then omits the code. */
+    (void)tdm_model_code_of(checkpoint, path, arena, &v.code, NULL);
     tdm_checkpoint_destroy(checkpoint);
     return v;
 }
@@ -147,8 +148,8 @@ static void add_verdict(const verdict *v, bool json, tdm_str *out)
     if (!json) {
         if (v->good) tdm_str_addf(out, "good     %s\n", v->path);
         if (v->good && v->code.library)
-            tdm_str_addf(out, "         its model is code: %s, SHA-256 %s\n", v->code.library,
-                         v->code.sha256 ? v->code.sha256 : "unknown");
+            tdm_str_addf(out, "         its model is the shared object %s, SHA-256 %s\n",
+                         v->code.library, v->code.sha256 ? v->code.sha256 : "unknown");
         if (!v->good) tdm_str_addf(out, "DAMAGED  %s\n", v->why ? v->why : v->path);
         return;
     }
@@ -167,8 +168,9 @@ static void add_verdict(const verdict *v, bool json, tdm_str *out)
     tdm_str_add_char(out, '\n');
 }
 
-/* All checkpoints of a run, without those that a training prunes meanwhile. When that leaves none, the
- * folder is listed again: there are newer ones. An exit code; *good becomes false where one is damaged. */
+/* Verifies all checkpoints of a run, except those that a running training prunes. If that leaves none, the
+ * directory is listed again, because there are newer ones. Returns an exit code; *good becomes false if a
+ * checkpoint is damaged. */
 static int verify_run(const char *run, bool json, tdm_arena *arena, bool *good, tdm_str *out)
 {
     const char *folder = cli_checkpoint_folder(run, arena);
@@ -180,7 +182,7 @@ static int verify_run(const char *run, bool json, tdm_arena *arena, bool *good, 
         if (tdm_checkpoint_list(folder, arena, &entries, &count, &err) != TDM_OK)
             return cli_fail(&err);
         for (size_t i = 0; i < count; i++) {
-            verdict v = verify(entries[i].path, arena);
+            verdict v = verify_file(entries[i].path, arena);
             if (!v.good && !tdm_path_exists(entries[i].path)) continue;
             add_verdict(&v, json, out);
             *good = *good && v.good;
@@ -188,7 +190,7 @@ static int verify_run(const char *run, bool json, tdm_arena *arena, bool *good, 
         }
     }
     if (found > 0) return CLI_OK;
-    cli_error("checkpoint verify: %s holds no checkpoint", folder);
+    cli_error("checkpoint verify: %s contains no checkpoint", folder);
     return CLI_FAILED;
 }
 
@@ -201,9 +203,9 @@ typedef struct verify_reader {
 static tdm_status verify_read(const char *path, void *user, tdm_error *err)
 {
     verify_reader *reader = user;
-    (void)err; /* what is wrong with a file is its verdict */
+    (void)err; /* errors of the file are part of the verdict */
     const char *copy = tdm_arena_strdup(reader->arena, path);
-    verdict v = verify(copy ? copy : path, reader->arena);
+    verdict v = verify_file(copy ? copy : path, reader->arena);
     add_verdict(&v, reader->json, reader->out);
     reader->good = reader->good && v.good;
     return TDM_OK;
@@ -213,7 +215,7 @@ int cli_checkpoint_verify(const cli_args *args, tdm_arena *arena)
 {
     tdm_str out = TDM_STR_INIT;
     verify_reader reader = {.arena = arena, .json = cli_json(args), .good = true, .out = &out};
-    int code = CLI_OK; /* of names that mean nothing; damage counts more */
+    int code = CLI_OK; /* of names that do not exist; damage has precedence */
     for (int i = FIRST; i < args->argument_count; i++) {
         const char *name = args->arguments[i];
         int named = tdm_path_is_dir(name) ? verify_run(name, reader.json, arena, &reader.good, &out)
@@ -227,7 +229,7 @@ int cli_checkpoint_verify(const cli_args *args, tdm_arena *arena)
 
 /* ---- copy ------------------------------------------------------------------------------------ */
 
-/* Where a copy goes: a folder gets a file of the same name. */
+/* The path of the copy; in a directory it has the name of the original. */
 static char *target_of(const char *to, const char *from, tdm_arena *arena)
 {
     if (!tdm_path_is_dir(to)) return tdm_arena_strdup(arena, to);
@@ -243,16 +245,17 @@ typedef struct copier {
     bool force;
 } copier;
 
-static tdm_status copy(const char *from, void *user, tdm_error *err)
+static tdm_status copy_checkpoint(const char *from, void *user, tdm_error *err)
 {
     copier *c = user;
     tdm_checkpoint *checkpoint, *back = NULL;
     c->from = tdm_arena_strdup(c->arena, from);
     c->to = target_of(c->name, from, c->arena);
-    if (!c->from || !c->to) return tdm_fail(err, TDM_ERR_NO_MEMORY, "checkpoint copy: no memory");
+    if (!c->from || !c->to)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "checkpoint copy: out of memory");
     if (tdm_path_exists(c->to) && !c->force)
         return tdm_fail(err, TDM_ERR_EXISTS,
-                        "checkpoint copy: %s is there already; --force replaces it", c->to);
+                        "checkpoint copy: %s already exists; use --force to replace it", c->to);
     TDM_TRY(tdm_checkpoint_open(from, &checkpoint, err));
     tdm_status status = tdm_checkpoint_save(c->to, tdm_checkpoint_content_of(checkpoint), err);
     tdm_checkpoint_destroy(checkpoint);
@@ -264,15 +267,15 @@ static tdm_status copy(const char *from, void *user, tdm_error *err)
 int cli_checkpoint_copy(const cli_args *args, tdm_arena *arena)
 {
     if (args->argument_count != FIRST + 2) {
-        cli_error("checkpoint copy: from where to where? usage: tandem checkpoint copy FROM TO");
+        cli_error("checkpoint copy: expected two arguments; usage: tandem checkpoint copy FROM TO");
         return CLI_USAGE;
     }
     copier c = {
         .arena = arena, .name = args->arguments[FIRST + 1], .force = cli_has(args, "force")};
-    int code = cli_checkpoint_read(args->arguments[FIRST], arena, copy, &c);
+    int code = cli_checkpoint_read(args->arguments[FIRST], arena, copy_checkpoint, &c);
     if (code != CLI_OK) return code;
     tdm_str out = TDM_STR_INIT;
-    tdm_str_addf(&out, "%s: copied from %s, and verified\n", c.to, c.from);
+    tdm_str_addf(&out, "%s: copied from %s and verified\n", c.to, c.from);
     return cli_print(&out);
 }
 
@@ -281,24 +284,23 @@ int cli_checkpoint_copy(const cli_args *args, tdm_arena *arena)
 static const struct {
     const char *name;
     int (*run)(const cli_args *args, tdm_arena *arena);
-    int min; /* arguments behind it */
+    int min; /* number of arguments after it */
 } parts[] = {{"ls", cli_checkpoint_list, 1},     {"verify", cli_checkpoint_verify, 1},
              {"prune", cli_checkpoint_prune, 1}, {"copy", cli_checkpoint_copy, 2},
              {"diff", cli_checkpoint_diff, 2},   {"now", cli_checkpoint_now, 1}};
 
-static int run(const cli_args *args)
+static int checkpoint_run(const cli_args *args)
 {
     const char *what = args->arguments[0];
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         if (strcmp(what, parts[i].name) != 0) continue;
         if (args->argument_count < FIRST + parts[i].min) {
-            cli_error("checkpoint %s: there is something missing; see 'tandem help checkpoint'",
-                      what);
+            cli_error("checkpoint %s: an argument is missing; see 'tandem help checkpoint'", what);
             return CLI_USAGE;
         }
         tdm_arena *arena = tdm_arena_create("command");
         if (!arena) {
-            cli_error("checkpoint: no memory");
+            cli_error("checkpoint: out of memory");
             return CLI_FAILED;
         }
         cli_show_warnings();
@@ -306,7 +308,8 @@ static int run(const cli_args *args)
         tdm_arena_destroy(arena);
         return code;
     }
-    cli_error("checkpoint: '%s' is none of 'ls', 'verify', 'prune', 'copy', 'diff' and 'now'",
+    cli_error("checkpoint: unknown subcommand '%s'; use 'ls', 'verify', 'prune', 'copy', 'diff' or "
+              "'now'",
               what);
     return CLI_USAGE;
 }
@@ -323,53 +326,54 @@ static const char *const examples[] = {
     "tandem checkpoint ls runs/digits-1",
     "all checkpoints of a run, and why each is kept",
     "tandem checkpoint prune runs/digits-1 --keep 2 --keep-best 1 --dry-run",
-    "what would go if only these were kept?",
+    "what would be removed with these rules",
     "tandem checkpoint copy runs/digits-1:120 best.safetensors.zst",
-    "keep a packed copy of the state after step 120",
+    "make a compressed copy of the state after step 120",
     "tandem checkpoint diff runs/digits-1:120 runs/digits-2:120",
-    "where do two runs differ, and by how much?",
+    "in which tensors two runs differ, and by how much",
     "tandem checkpoint now digits-1",
-    "save after the step in progress; training goes on",
+    "save after the current step; training continues",
     NULL};
 static const char *const subcommands[] = {"ls", "verify", "prune", "copy", "diff", "now", NULL};
 
 const cli_command cli_checkpoint = {
     .name = "checkpoint",
-    .summary = "List, verify, prune, copy, compare and ask for checkpoints",
+    .summary = "List, verify, prune, copy, compare and request checkpoints",
     .usage = usage,
     .help =
-        "'ls' lists the checkpoints of a run: step, epoch, size, when it was written, what the test "
-        "set said, and by which of the job's rules it is kept. 'verify' checks all sums of all "
-        "checkpoints of a run, or of single files, and ends with 1 when any is damaged. 'prune' "
-        "removes those that no rule keeps, and what killed writers left behind; rules that are not "
-        "given are the job's. The newest good checkpoint always stays. 'copy' verifies on the way, "
-        "writes whole or not at all, and packs by zstd when TO ends in .zst; it unpacks when it "
-        "does not. 'diff' says which tensors differ, in how many numbers and by how much, and ends "
-        "with 1 when anything does. 'now' asks a run that is going on for a checkpoint after its "
-        "step, and waits until that is written; RUN is what 'tandem stop' takes. A run in a single "
-        "process (-n 1) does the same at a SIGUSR1.\n\n"
-        "RUN is a run's folder, of which the newest good checkpoint is meant where one is needed; "
-        "RUN:STEP is the one of that step.",
+        "'ls' lists the checkpoints of a run: step, epoch, size, time, test metrics, and the rule of "
+        "the job that keeps it. 'verify' checks the checksums of all checkpoints of a run, or of "
+        "single files; the exit code is 1 if one is damaged. 'prune' removes checkpoints that no rule "
+        "keeps, and the leftovers of killed writers; rules that are not given are those of the job. "
+        "The newest valid checkpoint is always kept. 'copy' verifies the checkpoint and writes the "
+        "copy atomically; it compresses with zstd if TO ends in .zst, and decompresses otherwise. "
+        "'diff' prints which tensors differ, in how many numbers and by how much; the exit code is 1 "
+        "if anything differs. 'now' requests a checkpoint of an active run after its current step and "
+        "waits until it is written; RUN is as in 'tandem stop'. A run in a single process (-n 1) does "
+        "the same on SIGUSR1.\n\n"
+        "RUN is the directory of a run; where one checkpoint is needed, its newest valid one is used. "
+        "RUN:STEP is the checkpoint of that step.",
     .examples = examples,
     .subcommands = subcommands,
     .min_arguments = 1,
     .max_arguments = CLI_MAX_ARGUMENTS,
-    .options = {{.name = "verify", .help = "ls: read all of them, and say which are good."},
-                {.name = "keep", .value = "K", .help = "prune: keep the newest K; 0: all."},
-                {.name = "keep-every",
-                 .value = "E",
-                 .help = "prune: keep those of steps that are multiples of E; 0: none for that."},
-                {.name = "keep-best",
-                 .value = "B",
-                 .help =
-                     "prune: keep the best B by the job's checkpoint.metric; 0: none for that."},
-                {.name = "dry-run", .help = "prune: only say what would go."},
-                {.name = "force", .help = "copy: replace TO when it is there."},
-                {.name = "wait",
-                 .value = "S",
-                 .help = "now: wait so many seconds for it at most (600); 0: not at all."},
-                SESSION_OPTION_STORE,
-                SESSION_OPTION_JOB,
-                CLI_OPTION_JSON},
-    .run = run,
+    .options =
+        {{.name = "verify", .help = "ls: read all checkpoints and show which are good."},
+         {.name = "keep", .value = "K", .help = "prune: keep the newest K; 0 keeps all."},
+         {.name = "keep-every",
+          .value = "E",
+          .help = "prune: keep those of steps that are multiples of E; 0 disables the rule."},
+         {.name = "keep-best",
+          .value = "B",
+          .help = "prune: keep the best B by the job's checkpoint.metric; 0 disables the rule."},
+         {.name = "dry-run", .help = "prune: only print what would be removed."},
+         {.name = "force", .help = "copy: replace TO if it exists."},
+         {.name = "wait",
+          .value = "S",
+          .help = "now: wait at most S seconds for the checkpoint; 0 does not wait. Default: "
+                  "600."},
+         SESSION_OPTION_STORE,
+         SESSION_OPTION_JOB,
+         CLI_OPTION_JSON},
+    .run = checkpoint_run,
 };

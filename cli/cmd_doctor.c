@@ -1,9 +1,9 @@
 /*
- * cmd_doctor.c: `tandem doctor`: what this machine offers, and what will get in the way.
+ * cmd_doctor.c: `tandem doctor`: checks whether this machine is ready for training.
  *
  * Each finding has a verdict: "ok", "note" (it works, but could be better or may surprise) or
- * "problem" (training is likely to fail). Notes and problems say what to do. Everything is read, and
- * nothing is changed; what cannot be found out is left out.
+ * "problem" (training is likely to fail). Notes and problems contain advice. The command only reads;
+ * facts that cannot be determined are omitted.
  */
 #include "doctor.h"
 #include "session.h"
@@ -40,7 +40,7 @@ void doctor_find(report *r, const char *group, const char *name, verdict v, cons
     va_end(args);
 }
 
-/* The first line of a small file of the kernel's; false when there is none. */
+/* Reads the first line of a file in /proc or /sys; false if there is none. */
 static bool read_line(const char *path, char *out, size_t size)
 {
     FILE *file = fopen(path, "re");
@@ -51,7 +51,7 @@ static bool read_line(const char *path, char *out, size_t size)
     return found;
 }
 
-/* ---- the processor --------------------------------------------------------------------------- */
+/* ---- the CPU --------------------------------------------------------------------------------- */
 
 static bool has_word(const char *words, const char *word)
 {
@@ -85,22 +85,22 @@ static void look_at_processor(report *r)
     bool slow = x86 && !has_word(cpu.features, "avx2");
     doctor_find(
         r, "processor", "level", slow ? NOTE : OK,
-        "without AVX2 matrix products are several times slower; if this is a virtual machine, pass "
-        "the host's processor through to it",
+        "without AVX2, matrix products are several times slower; in a virtual machine, enable CPU "
+        "passthrough",
         "%s (%s)", cpu.level, cpu.architecture);
     const char *asked = getenv("TANDEM_ISA"), *level = tdm_tensor_level_name(tdm_tensor_level());
     bool is_set = asked && *asked;
     bool obeyed = !is_set || (x86 && strcmp(level + strlen("x86-64-"), asked) == 0);
     doctor_find(
         r, "processor", "kernels", obeyed ? OK : NOTE,
-        "TANDEM_ISA is not one of v2, v3 and v4, or not a level of this CPU: correct or unset it",
+        "TANDEM_ISA is not v2, v3 or v4, or this CPU does not support the level: correct or unset it",
         "%s%s%s", level, is_set ? " with TANDEM_ISA=" : "", is_set ? asked : "");
     doctor_find(r, "processor", "instructions", OK, NULL, "%s",
                 cpu.features[0] ? cpu.features : "unknown");
     doctor_find(
         r, "processor", "cores", cpu.usable_count < cpu.online_count ? NOTE : OK,
-        "the others are kept from this process by an affinity mask (taskset) or the quota of a "
-        "control group; workers beyond the usable ones only get in each other's way",
+        "an affinity mask (taskset) or a cgroup quota excludes the others; more workers than usable "
+        "cores slow each other down",
         "%d usable of %d", cpu.usable_count, cpu.online_count);
     tdm_topology_info topology;
     tdm_os_topology_info(&topology);
@@ -110,16 +110,16 @@ static void look_at_processor(report *r)
                 topology.processor_count == 1 ? "" : "s", topology.memory_node_count,
                 topology.memory_node_count == 1 ? "" : "s",
                 topology.library[0] ? topology.library
-                                    : "without hwloc: cores are not told from threads");
+                                    : "without hwloc: every hardware thread counts as a core");
     char governor[64];
     if (read_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", governor,
                   sizeof(governor)))
         doctor_find(r, "processor", "governor", strcmp(governor, "powersave") == 0 ? NOTE : OK,
-                    "the clock may stay low; as root: cpupower frequency-set -g performance", "%s",
-                    governor);
+                    "the clock rate may stay low; as root: cpupower frequency-set -g performance",
+                    "%s", governor);
     if (x86)
         doctor_find(r, "processor", "virtual", OK, NULL, "%s",
-                    is_virtual() ? "yes; speed may vary with what else runs on the host" : "no");
+                    is_virtual() ? "yes; speed may vary with the load of the host" : "no");
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -134,31 +134,29 @@ static void look_at_memory(report *r)
         verdict v = free_bytes < 128 * MB ? PROBLEM : free_bytes < GB ? NOTE : OK;
         doctor_find(
             r, "memory", "available", v,
-            "end other programs, or use a smaller model or data set; 'tandem inspect JOB' tells "
-            "how much a job needs",
+            "end other programs, or use a smaller model or data set; 'tandem inspect JOB' shows how "
+            "much memory a job needs",
             "%s of %s", tdm_text_bytes(free_bytes, a), tdm_text_bytes(m.total_bytes, b));
     }
     if (m.limit_bytes > 0 && m.limit_bytes < m.total_bytes)
         doctor_find(
             r, "memory", "limit", m.limit_bytes < 256 * MB ? PROBLEM : NOTE,
-            "the control group of this process (a container, a batch job) ends it when it takes "
-            "more; ask for more there if a job needs it",
+            "the cgroup of this process (a container, a batch job) kills it when it uses more; "
+            "increase the limit if a job needs more",
             "%s", tdm_text_bytes(m.limit_bytes, a));
     if (m.transparent_huge[0])
-        doctor_find(
-            r, "memory", "huge pages", strcmp(m.transparent_huge, "never") == 0 ? NOTE : OK,
-            "large buffers will take many small pages, which costs some speed; as root: echo "
-            "madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-            "transparent: %s; reserved: %llu of %s", m.transparent_huge,
-            (unsigned long long)m.huge_pages_reserved,
-            m.huge_page_bytes ? tdm_text_bytes(m.huge_page_bytes, a) : "unknown size");
+        doctor_find(r, "memory", "huge pages", strcmp(m.transparent_huge, "never") == 0 ? NOTE : OK,
+                    "large buffers use many small pages, which is slower; as root: echo madvise > "
+                    "/sys/kernel/mm/transparent_hugepage/enabled",
+                    "transparent: %s; reserved: %llu of %s", m.transparent_huge,
+                    (unsigned long long)m.huge_pages_reserved,
+                    m.huge_page_bytes ? tdm_text_bytes(m.huge_page_bytes, a) : "unknown size");
     struct statvfs shm;
     if (statvfs("/dev/shm", &shm) == 0) {
         uint64_t size = (uint64_t)shm.f_blocks * shm.f_frsize;
         doctor_find(
             r, "memory", "/dev/shm", size < 64 * MB ? NOTE : OK,
-            "Tandem itself does not use it, but MPI and others beside it do; for a container: "
-            "--shm-size=1g",
+            "Tandem does not use it, but MPI and other programs do; for a container: --shm-size=1g",
             "%s", tdm_text_bytes(size, a));
     }
 }
@@ -175,19 +173,18 @@ typedef struct limit_row {
 
 static const limit_row limit_rows[] = {
     {RLIMIT_NOFILE, "open files", false, 32, 256,
-     "raise it: ulimit -n 1024; a run keeps a handful open, the test suite more"},
+     "increase it: ulimit -n 1024; a run keeps a few files open, the test suite more"},
     {RLIMIT_AS, "address space", true, GB, UINT64_MAX,
-     "memory is mapped in large blocks, and a limit makes that fail before memory runs out; lift "
+     "memory is mapped in large blocks, which may exceed the limit before memory runs out; remove "
      "it: ulimit -v unlimited"},
     {RLIMIT_DATA, "data segment", true, GB, UINT64_MAX,
-     "it counts memory that training maps; lift it: ulimit -d unlimited"},
+     "it limits the memory that training maps; remove it: ulimit -d unlimited"},
     {RLIMIT_FSIZE, "file size", true, 10 * MB, UINT64_MAX,
-     "a checkpoint beyond it cannot be written; lift it: ulimit -f unlimited"},
-    {RLIMIT_CPU, "processor time (s)", false, 60, UINT64_MAX,
-     "the system stops a training that takes longer, all workers added; lift it: ulimit -t "
-     "unlimited"},
+     "larger checkpoints cannot be written; remove it: ulimit -f unlimited"},
+    {RLIMIT_CPU, "CPU time (s)", false, 60, UINT64_MAX,
+     "the system kills a worker that uses more CPU time; remove it: ulimit -t unlimited"},
     {RLIMIT_NPROC, "processes, threads", false, 16, 256,
-     "workers are threads, and the limit counts all of this user's; raise it: ulimit -u 4096"},
+     "the limit counts all processes and threads of this user; increase it: ulimit -u 4096"},
     {RLIMIT_MEMLOCK, "locked memory", true, 0, 0, NULL},
     {RLIMIT_CORE, "core files", true, 0, 0, NULL},
 };
@@ -217,8 +214,8 @@ static void look_at_disk(report *r)
     struct statvfs disk;
     char a[32];
     if (statvfs(".", &disk) != 0) {
-        doctor_find(r, "disk", "this folder", PROBLEM, "go to a folder that exists and try again",
-                    "cannot be looked at");
+        doctor_find(r, "disk", "this directory", PROBLEM,
+                    "change to a directory that exists and try again", "cannot be read");
         return;
     }
     uint64_t free_bytes = (uint64_t)disk.f_bavail * disk.f_frsize;
@@ -227,16 +224,16 @@ static void look_at_disk(report *r)
         free_bytes < 100 * MB ? PROBLEM
         : free_bytes < GB     ? NOTE
                               : OK,
-        "checkpoints and logs go below run.dir; make room, or put that on another disk: --set "
-        "run.dir=FOLDER",
+        "checkpoints and logs are written below run.dir; free some space, or use another disk: --set "
+        "run.dir=DIRECTORY",
         "%s", tdm_text_bytes(free_bytes, a));
     if (disk.f_files > 0)
         doctor_find(r, "disk", "files left", disk.f_favail < 1000 ? PROBLEM : OK,
-                    "the disk has no place for more files, however small; remove some", "%s",
+                    "the disk has no inodes for more files; remove some files", "%s",
                     tdm_text_count(disk.f_favail, a));
     doctor_find(r, "disk", "writable", access(".", W_OK) == 0 ? OK : NOTE,
-                "runs are made below the current folder unless run.dir says otherwise: --set "
-                "run.dir=FOLDER",
+                "runs are created below the current directory; use another one: --set "
+                "run.dir=DIRECTORY",
                 "%s", access(".", W_OK) == 0 ? "yes" : "no");
 }
 
@@ -250,21 +247,21 @@ static void look_at_software(report *r)
     if (uname(&name) == 0)
         doctor_find(r, "software", "kernel", OK, NULL, "%s %s", name.sysname, name.release);
     const char *vendor = tdm_tensor_library(text);
-    doctor_find(
-        r, "software", "vendor kernels", OK, NULL, "%s",
-        vendor ? vendor
-               : "none: compute.numerics: vendor needs oneDNN (libdnnl-dev) and a build with it");
+    doctor_find(r, "software", "vendor kernels", OK, NULL, "%s",
+                vendor
+                    ? vendor
+                    : "none: compute.numerics: vendor requires a build with oneDNN (libdnnl-dev)");
     doctor_find(r, "software", "job files", OK, NULL, "%s", tdm_job_library(text));
     doctor_find(r, "software", "hashes", OK, NULL, "%s", tdm_base_library(text));
     doctor_find(r, "software", "gzip", OK, NULL, "%s", tdm_data_library(text));
     bool packs = tdm_checkpoint_packs(text);
     doctor_find(r, "software", "packing", OK, NULL, "%s",
-                packs ? text : "none: checkpoint.compress: zstd needs a build with libzstd-dev");
+                packs ? text : "none: checkpoint.compress: zstd requires a build with libzstd-dev");
 }
 
 /* ---- communication --------------------------------------------------------------------------- */
 
-/* One line for each transport: in or not, on which library, why not. */
+/* One line for each transport: whether it is usable, its library, and the reason if it is not. */
 static void look_at_transports(report *r)
 {
     tdm_transport_info info;
@@ -280,7 +277,7 @@ static void look_at_transports(report *r)
 
 /* ---- stores ---------------------------------------------------------------------------------- */
 
-/* One line for each place where processes can find each other. */
+/* One line for each kind of store. */
 static void look_at_stores(report *r)
 {
     tdm_kv_info info;
@@ -294,7 +291,7 @@ static void look_at_stores(report *r)
     }
 }
 
-/* ---- words ----------------------------------------------------------------------------------- */
+/* ---- output ---------------------------------------------------------------------------------- */
 
 static int count_verdict(const report *r, verdict v)
 {
@@ -303,7 +300,7 @@ static int count_verdict(const report *r, verdict v)
     return count;
 }
 
-/* Lines of the finding, value wrapped in its column, advice beneath it. */
+/* Adds the lines of a finding: the value wrapped in its column, and the advice below it. */
 static void add_finding(const finding *f, bool coloured, tdm_str *out)
 {
     enum { INDENT = 32 };
@@ -373,7 +370,7 @@ static void look_at_machine(report *r)
     look_at_stores(r);
 }
 
-static int run(const cli_args *args)
+static int doctor_run(const cli_args *args)
 {
     report r = {.count = 0};
     const char *target = cli_value(args, "security");
@@ -387,7 +384,7 @@ static int run(const cli_args *args)
     if (cli_json(args))
         add_json(&r, &out);
     else
-        add_text(&r, target ? "nobody else can join or read along" : "ready to train", &out);
+        add_text(&r, target ? "no problem found" : "ready to train", &out);
     code = cli_print(&out);
     return code == CLI_OK && count_verdict(&r, PROBLEM) > 0 ? CLI_FAILED : code;
 }
@@ -395,30 +392,30 @@ static int run(const cli_args *args)
 static const char *const usage[] = {
     "tandem doctor [--json]", "tandem doctor --security RUN|JOB [--store URL] [--json]", NULL};
 static const char *const examples[] = {"tandem doctor",
-                                       "look before the first training",
+                                       "check the machine before the first run",
                                        "tandem doctor --security job.yaml",
-                                       "what a training of this job would expose",
+                                       "check what a run of this job would expose",
                                        "tandem doctor --security digits-1",
-                                       "what a run that is going on exposes",
+                                       "check what an active run exposes",
                                        NULL};
 
 const cli_command cli_doctor = {
     .name = "doctor",
-    .summary = "Say what this machine offers, and what will get in the way",
+    .summary = "Check whether this machine is ready for training",
     .usage = usage,
     .help =
-        "Looks at processor, memory, limits, disk, libraries, transports and stores, and changes nothing. "
-        "Each line begins with a verdict: ok, note (it works, but could be better or may surprise) or "
-        "problem (training is likely to fail). Notes and problems say what to do.\n\n"
-        "With --security it looks at one job file, or at a run that is going on: what listens where, what "
-        "is encrypted, where the secret is, and who could join.\n\n"
-        "Ends with 1 when there is a problem, so scripts can ask it first.",
+        "Checks CPU, memory, limits, disk, libraries, transports and stores, and changes nothing. Each "
+        "line begins with a verdict: ok, note (it works, but could be better or may surprise) or "
+        "problem (training is likely to fail). Notes and problems contain advice.\n\n"
+        "With --security it checks a job file or an active run: which sockets listen, what is "
+        "encrypted, where the secret is, and who could join.\n\n"
+        "The exit code is 1 if there is a problem, for use in scripts.",
     .examples = examples,
     .options = {{.name = "security",
                  .value = "RUN|JOB",
                  .help =
-                     "Look at the connections, the secret and the store of this run or job file."},
+                     "Check the connections, the secret and the store of this run or job file."},
                 SESSION_OPTION_STORE,
                 CLI_OPTION_JSON},
-    .run = run,
+    .run = doctor_run,
 };

@@ -1,9 +1,9 @@
 /*
- * cmd_eval.c: `tandem eval`: how good a trained model is, on the job's test data or on a file.
+ * cmd_eval.c: `tandem eval`: evaluates a trained model on the job's test data or on a file.
  *
- * The test data of a job that splits its file is found again by the same split, so the model is
- * never judged by samples it has learnt from; when the file has changed since, that cannot be
- * promised any more, and a warning says so.
+ * The test data of a job that splits its file is found by the same split, so the model is never
+ * evaluated on its training samples. If the file has changed since, that cannot be guaranteed, and a
+ * warning is printed.
  */
 #include "model.h"
 #include "table.h"
@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum {
-    MATRIX_MAX_CLASSES = 4096, /* 128 MiB; beyond it only the totals are counted */
+    MATRIX_MAX_CLASSES = 4096, /* 128 MiB; with more classes only the totals are counted */
     TABLE_MAX_CLASSES = 20,
     CONFUSIONS_SHOWN = 10,
     NAME_MAX_COLUMNS = 40
@@ -31,8 +31,8 @@ typedef struct evaluation {
 
 typedef struct class_row {
     int64_t index;
-    int64_t samples;   /* that truly are of this class */
-    int64_t predicted; /* that the model takes for it */
+    int64_t samples;   /* of this class */
+    int64_t predicted; /* as this class */
     int64_t correct;
 } class_row;
 
@@ -55,14 +55,15 @@ static tdm_status check_classes(const tdm_checkpoint_content *content, const tdm
     for (int64_t i = 0; same && i < info->class_count; i++)
         same = strcmp(info->class_names[i], content->class_names[i]) == 0;
     if (same) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
-                    "%s: its classes are not those that the model was trained on, so the file has "
-                    "changed; give the test data with --data",
-                    info->path);
+    return tdm_fail(
+        err, TDM_ERR_JOB_MISMATCH,
+        "%s: the file has changed: its classes are not those of the model; give the test "
+        "data with --data",
+        info->path);
 }
 
-/* The part of the training file that was held back. */
-static tdm_status split_again(const tdm_model *model, test_data *out, tdm_error *err)
+/* Loads the part of the training file that was held out. */
+static tdm_status load_held_out_data(const tdm_model *model, test_data *out, tdm_error *err)
 {
     const tdm_checkpoint_content *content = tdm_model_content(model);
     TDM_TRY(tdm_job_data_load(tdm_model_job(model), &out->job_data, err));
@@ -70,16 +71,16 @@ static tdm_status split_again(const tdm_model *model, test_data *out, tdm_error 
     int64_t features = tdm_shape_elements(&content->sample_shape);
     if (info->feature_count != features)
         return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
-                        "%s: %lld numbers a sample, but the model takes %lld, so the file has "
-                        "changed; give the test data with --data",
+                        "%s: the file has changed: it has %lld numbers per sample, but the model "
+                        "expects %lld; give the test data with --data",
                         info->path, (long long)info->feature_count, (long long)features);
     TDM_TRY(check_classes(content, info, err));
     char hash[TDM_SHA256_HEX];
     tdm_status status = tdm_dataset_hash(out->job_data.train, hash);
-    if (status != TDM_OK) return tdm_fail(err, status, "%s: no memory to hash it", info->path);
+    if (status != TDM_OK) return tdm_fail(err, status, "%s: out of memory", info->path);
     if (content->data_hash && strcmp(hash, content->data_hash) != 0)
-        cli_warn("%s has changed since the model was trained, so some of these test samples may "
-                 "have been among the training samples",
+        cli_warn("%s has changed since the model was trained, so some of the test samples may have "
+                 "been training samples",
                  info->path);
     out->set = out->job_data.test;
     return TDM_OK;
@@ -90,7 +91,7 @@ static tdm_status load_data(const cli_args *args, const tdm_model *model, test_d
 {
     const tdm_job *job = tdm_model_job(model);
     const char *path = cli_value(args, "data"), *labels = cli_value(args, "labels");
-    if (!path && job->data.test_fraction > 0) return split_again(model, out, err);
+    if (!path && job->data.test_fraction > 0) return load_held_out_data(model, out, err);
     if (!path) {
         path = job->data.test;
         labels = job->data.test_labels;
@@ -98,13 +99,13 @@ static tdm_status load_data(const cli_args *args, const tdm_model *model, test_d
     if (!path)
         return tdm_fail(err, TDM_ERR_JOB_INVALID,
                         "eval: the model's job has no test data (data.test or data.test_fraction); "
-                        "name a file: --data FILE");
+                        "give a file with --data FILE");
     TDM_TRY(cli_load_samples(model, path, labels, &out->file, err));
     if (tdm_dataset_info_of(out->file)->class_count == 0)
         return tdm_fail(
             err, TDM_ERR_JOB_INVALID,
-            "%s: there are no labels to compare with; a CSV file needs their column, an "
-            "IDX file their file (--labels FILE); 'tandem predict' works without",
+            "%s: the data has no labels; a CSV file needs a column of labels, an IDX file a file of "
+            "labels (--labels FILE); 'tandem predict' works without labels",
             path);
     out->set = out->file;
     return TDM_OK;
@@ -128,7 +129,7 @@ static class_row row_of(const evaluation *e, int64_t index)
     return row;
 }
 
-/* In [0, 1]; -1 when nothing was counted. */
+/* In [0, 1]; -1 if `whole` is 0. */
 static double ratio(int64_t part, int64_t whole)
 {
     return whole > 0 ? (double)part / (double)whole : -1.0;
@@ -139,7 +140,7 @@ static int compare_numbers(double a, double b)
     return (a > b) - (a < b);
 }
 
-/* The worst first: least recall, then most samples; classes without samples at the end. */
+/* Sorts by lowest recall, then by most samples; classes without samples are last. */
 static int worst_first(const void *a, const void *b)
 {
     const class_row *x = a, *y = b;
@@ -157,7 +158,7 @@ static int most_first(const void *a, const void *b)
     return (x->prediction > y->prediction) - (x->prediction < y->prediction);
 }
 
-/* Keeps the `CONFUSIONS_SHOWN` most frequent in `top`, in order; returns how many kinds there are. */
+/* Stores the CONFUSIONS_SHOWN most frequent confusions in `top`, in order; returns the number of all. */
 static size_t find_confusions(const evaluation *e, confusion top[CONFUSIONS_SHOWN], int *out_count)
 {
     size_t kinds = 0;
@@ -177,7 +178,7 @@ static size_t find_confusions(const evaluation *e, confusion top[CONFUSIONS_SHOW
     return kinds;
 }
 
-/* ---- words ----------------------------------------------------------------------------------- */
+/* ---- text ------------------------------------------------------------------------------------ */
 
 static void percent_cell(cli_table *table, double value)
 {
@@ -213,7 +214,7 @@ static void add_class_table(const evaluation *e, bool all, tdm_str *out)
     tdm_str_add_char(out, '\n');
     cli_table_print(&table, 0, out);
     if (shown < e->V)
-        tdm_str_addf(out, "(the %lld classes of %lld with the least recall; --all shows all)\n",
+        tdm_str_addf(out, "(the %lld classes of %lld with the lowest recall; --all shows all)\n",
                      (long long)shown, (long long)e->V);
     free(rows);
 }
@@ -221,7 +222,7 @@ static void add_class_table(const evaluation *e, bool all, tdm_str *out)
 static void add_confusions(const evaluation *e, tdm_str *out)
 {
     static const cli_column columns[] = {{.title = "truth", .max = NAME_MAX_COLUMNS},
-                                         {.title = "taken for", .max = NAME_MAX_COLUMNS},
+                                         {.title = "predicted", .max = NAME_MAX_COLUMNS},
                                          {.title = "samples", .right = true}};
     confusion top[CONFUSIONS_SHOWN];
     int count;
@@ -238,7 +239,7 @@ static void add_confusions(const evaluation *e, tdm_str *out)
     tdm_str_add(out, "\nmost frequent confusions\n");
     cli_table_print(&table, 0, out);
     if ((size_t)count < kinds)
-        tdm_str_addf(out, "(%d of %zu kinds; --json has all)\n", count, kinds);
+        tdm_str_addf(out, "(%d of %zu pairs; --json prints all)\n", count, kinds);
 }
 
 static void add_text(const evaluation *e, bool all, tdm_str *out)
@@ -252,8 +253,7 @@ static void add_text(const evaluation *e, bool all, tdm_str *out)
     tdm_str_addf(out, "loss        %.6f\naccuracy    %.2f %%\n", e->metrics.loss,
                  100 * e->metrics.accuracy);
     if (!e->confusion) {
-        tdm_str_addf(out,
-                     "(with more than %d classes, %lld here, they are not counted one by one)\n",
+        tdm_str_addf(out, "(no counts per class: there are more than %d classes, namely %lld)\n",
                      MATRIX_MAX_CLASSES, (long long)e->V);
         return;
     }
@@ -324,17 +324,18 @@ static int evaluate(const cli_args *args, const tdm_model *model, tdm_predictor 
     if (e.V <= MATRIX_MAX_CLASSES) {
         e.confusion = calloc((size_t)(e.V * e.V), sizeof(*e.confusion));
         if (!e.confusion) {
-            cli_error("eval: no memory to count confusions");
+            cli_error("eval: out of memory for the confusion matrix");
             return CLI_FAILED;
         }
     }
     e.metrics = tdm_evaluate(predictor, set, e.confusion);
     if (e.metrics.bad_count > 0)
-        cli_warn("%s: the model gives NaN or infinity for %lld of %lld %s; they count as wrong and "
-                 "are left out below, and there is no loss; look for numbers that are far larger "
-                 "than those of the training data",
-                 e.data_path, (long long)e.metrics.bad_count, (long long)e.metrics.target_count,
-                 tdm_model_takes_tokens(tdm_model_job(model)) ? "tokens" : "samples");
+        cli_warn(
+            "%s: the model output is NaN or infinity for %lld of %lld %s; they count as wrong, "
+            "are not part of the tables, and there is no loss; check for numbers that are much "
+            "larger than in the training data",
+            e.data_path, (long long)e.metrics.bad_count, (long long)e.metrics.target_count,
+            tdm_model_takes_tokens(tdm_model_job(model)) ? "tokens" : "samples");
     tdm_str out = TDM_STR_INIT;
     if (cli_json(args))
         add_json(&e, &out);
@@ -344,12 +345,12 @@ static int evaluate(const cli_args *args, const tdm_model *model, tdm_predictor 
     return cli_print(&out);
 }
 
-static int run(const cli_args *args)
+static int eval_run(const cli_args *args)
 {
     int64_t batch = 0;
     if (!cli_int(args, "batch", 1, 1 << 20, &batch)) return CLI_USAGE;
     if (cli_has(args, "labels") && !cli_has(args, "data")) {
-        cli_error("eval: '--labels' belongs to '--data': name the file of samples, too");
+        cli_error("eval: '--labels' requires '--data', the file of samples");
         return CLI_USAGE;
     }
     int named = cli_check_model(args->arguments[0]);
@@ -376,7 +377,7 @@ static int run(const cli_args *args)
 static const char *const usage[] = {"tandem eval RUN|CHECKPOINT [options]", NULL};
 static const char *const examples[] = {
     "tandem eval runs/digits-1", "on the test data of the run's job",
-    "tandem eval runs/digits-1 --data new.csv", "on another file, which must have labels", NULL};
+    "tandem eval runs/digits-1 --data new.csv", "on another file with labels", NULL};
 
 const cli_command cli_eval = {
     .name = "eval",
@@ -384,32 +385,31 @@ const cli_command cli_eval = {
     .usage = usage,
     .help =
         "Prints the number of samples, the loss (mean cross entropy) and the accuracy; then for "
-        "each class its samples, its precision (how many of those taken for it are of it) and "
-        "its recall (how many of its samples were found); then the confusions that happen most. "
-        "Of a run its newest good checkpoint is taken.\n\n"
-        "Without --data the test data of the model's job is used, split from the training file "
-        "just as the job did. Of a text every token is predicted, so that loss, accuracy and the "
-        "counts are over tokens. --json has the whole matrix of confusions, one row for each true "
-        "class, one column for each predicted one.",
+        "each class the number of samples, the precision (the fraction of its predictions that are "
+        "correct) and the recall (the fraction of its samples that are found); then the most frequent "
+        "confusions. For a run, the newest valid checkpoint is used.\n\n"
+        "Without --data, the test data of the model's job is used, with the same split of the "
+        "training file. For a text, every token is predicted, and loss, accuracy and counts are over "
+        "tokens. --json prints the complete confusion matrix, with a row for each true class and a "
+        "column for each predicted class.",
     .examples = examples,
     .min_arguments = 1,
     .max_arguments = 1,
     .options = {{.name = "data",
                  .letter = 'd',
                  .value = "FILE",
-                 .help = "Evaluate on this file. It is read as the job's data is, and its labels "
-                         "must be classes that the model knows."},
-                {.name = "labels",
-                 .value = "FILE",
-                 .help = "IDX: the file of labels beside --data."},
+                 .help =
+                     "Evaluate on this file. It is read like the data of the job, and its labels "
+                     "must be classes of the model."},
+                {.name = "labels", .value = "FILE", .help = "IDX: the file of labels of --data."},
                 {.name = "batch",
                  .letter = 'b',
                  .value = "N",
-                 .help = "Samples at a time. Default: the job's eval.batch."},
+                 .help = "The number of samples per batch. Default: eval.batch of the job."},
                 CLI_OPTION_ALLOW_LIBRARY,
                 {.name = "all",
                  .letter = 'a',
-                 .help = "Show every class, not only the 20 with the least recall."},
+                 .help = "Show all classes, not only the 20 with the lowest recall."},
                 CLI_OPTION_JSON},
-    .run = run,
+    .run = eval_run,
 };

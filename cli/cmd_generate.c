@@ -1,9 +1,8 @@
 /*
- * cmd_generate.c: `tandem generate`: lets a model of texts go on writing.
+ * cmd_generate.c: `tandem generate`: generates text with a token model.
  *
- * The text appears as it is written, character by character. What is chosen is a function of the
- * model, the prompt, the options and the seed: the number drawn for the n-th token is the n-th of
- * the seed's sequence, whatever came before.
+ * The text is printed character by character. It is a function of the model, the prompt, the options
+ * and the seed: the random number for the n-th token is the n-th of the seed's sequence.
  */
 #include "model.h"
 
@@ -24,13 +23,13 @@ typedef struct generation {
     int32_t *prompt_tokens;
     int64_t prompt_count;
     tdm_choice *scratch; /* [class_count] */
-    tdm_str text;        /* what was written and not yet sent */
+    tdm_str text;        /* generated and not yet printed */
 } generation;
 
 /* ---- the prompt ------------------------------------------------------------------------------ */
 
-/* Without a prompt the text begins as after the end of a line, or after the first character there
- * is where the vocabulary has no line break. That token is not shown. */
+/* The token before the text if there is no prompt: a line break, or the first token if the vocabulary
+ * has none. It is not printed. */
 static int32_t first_token(const generation *g)
 {
     for (int64_t i = 0; i < g->content->class_count; i++)
@@ -42,7 +41,7 @@ static tdm_status encode_prompt(generation *g, tdm_error *err)
 {
     size_t length = g->prompt ? strlen(g->prompt) : 0;
     g->prompt_tokens = calloc(length + 1, sizeof(*g->prompt_tokens));
-    if (!g->prompt_tokens) return tdm_fail(err, TDM_ERR_NO_MEMORY, "generate: no memory");
+    if (!g->prompt_tokens) return tdm_fail(err, TDM_ERR_NO_MEMORY, "generate: out of memory");
     if (length == 0) {
         g->prompt_tokens[0] = first_token(g);
         g->prompt_count = 1;
@@ -59,18 +58,18 @@ static tdm_status encode_prompt(generation *g, tdm_error *err)
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-static tdm_status send(generation *g, tdm_error *err)
+static tdm_status generation_flush(generation *g, tdm_error *err)
 {
-    if (!tdm_str_ok(&g->text)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "generate: no memory");
-    if (g->json) return TDM_OK; /* all at the end */
+    if (!tdm_str_ok(&g->text)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "generate: out of memory");
+    if (g->json) return TDM_OK; /* JSON is printed at the end */
     if (fwrite(g->text.data, 1, g->text.length, stdout) != g->text.length || fflush(stdout) != 0)
         return tdm_fail(err, errno == EPIPE ? TDM_ERR_INTERRUPTED : TDM_ERR_IO,
-                        "the output cannot be written: %s", strerror(errno));
+                        "cannot write the output: %s", strerror(errno));
     tdm_str_clear(&g->text);
     return TDM_OK;
 }
 
-static double draw(const generation *g, int64_t index)
+static double draw_number(const generation *g, int64_t index)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){
         .seed = g->seed, .stream = TDM_RNG_STREAM_GENERATE, .step = (uint64_t)index});
@@ -79,16 +78,16 @@ static double draw(const generation *g, int64_t index)
 
 static tdm_status write_tokens(generation *g, tdm_error *err)
 {
-    int64_t known =
-        g->content->class_count; /* a larger vocabulary has tokens without a character */
+    /* Tokens beyond the class count of a larger vocabulary have no character. */
+    int64_t known = g->content->class_count;
     int64_t T = tdm_decoder_context(g->decoder);
     int64_t skipped = g->prompt_count > T ? g->prompt_count - T : 0;
     const float *logits = tdm_decoder_read(g->decoder, g->prompt_tokens + skipped,
                                            g->prompt_count - skipped);
     for (int64_t i = 0; i < g->token_count; i++) {
-        int32_t token = tdm_choose_token(logits, known, &g->options, draw(g, i), g->scratch);
+        int32_t token = tdm_choose_token(logits, known, &g->options, draw_number(g, i), g->scratch);
         tdm_str_add(&g->text, g->content->class_names[token]);
-        TDM_TRY(send(g, err));
+        TDM_TRY(generation_flush(g, err));
         if (i + 1 < g->token_count) logits = tdm_decoder_read(g->decoder, &token, 1);
     }
     return TDM_OK;
@@ -111,26 +110,27 @@ static tdm_status write_json(generation *g, const char *path, tdm_error *err)
     bool is_whole = tdm_str_ok(&out);
     tdm_str_release(&out);
     g->json = false;
-    return is_whole ? send(g, err) : tdm_fail(err, TDM_ERR_NO_MEMORY, "generate: no memory");
+    return is_whole ? generation_flush(g, err)
+                    : tdm_fail(err, TDM_ERR_NO_MEMORY, "generate: out of memory");
 }
 
-static tdm_status generate(generation *g, tdm_model *model, tdm_error *err)
+static tdm_status generate_text(generation *g, tdm_model *model, tdm_error *err)
 {
     g->content = tdm_model_content(model);
     TDM_TRY(tdm_model_decoder(model, &g->decoder, err));
     TDM_TRY(encode_prompt(g, err));
     g->scratch = calloc((size_t)g->content->class_count, sizeof(*g->scratch));
-    if (!g->scratch) return tdm_fail(err, TDM_ERR_NO_MEMORY, "generate: no memory");
+    if (!g->scratch) return tdm_fail(err, TDM_ERR_NO_MEMORY, "generate: out of memory");
     if (g->prompt && !g->json) tdm_str_add(&g->text, g->prompt);
     TDM_TRY(write_tokens(g, err));
     if (g->json) return write_json(g, tdm_model_path(model), err);
     tdm_str_add_char(&g->text, '\n');
-    return send(g, err);
+    return generation_flush(g, err);
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-static int run(const cli_args *args)
+static int generate_run(const cli_args *args)
 {
     int64_t seed = 1;
     generation g = {.options = {.temperature = 0.8, .top_p = 1.0},
@@ -149,10 +149,10 @@ static int run(const cli_args *args)
     tdm_model *model = NULL;
     tdm_error err = {0};
     tdm_status status = tdm_model_open(args->arguments[0], NULL, &model, &err);
-    if (status == TDM_OK) status = generate(&g, model, &err);
+    if (status == TDM_OK) status = generate_text(&g, model, &err);
     int code = CLI_OK;
     if (status == TDM_ERR_INTERRUPTED)
-        code = CLI_FAILED; /* the reader has gone away, as `head` does: no message */
+        code = CLI_FAILED; /* the reader has closed the pipe, like `head`: no message */
     else if (status != TDM_OK)
         code = cli_fail(&err);
     tdm_str_release(&g.text);
@@ -166,54 +166,53 @@ static int run(const cli_args *args)
 static const char *const usage[] = {"tandem generate RUN|CHECKPOINT [options]", NULL};
 static const char *const examples[] = {
     "tandem generate runs/shakespeare-1",
-    "500 characters, as the model likes them",
+    "generate 500 characters",
     "tandem generate runs/shakespeare-1 --prompt 'ROMEO:' --tokens 200 --seed 7",
-    "how the model goes on from there; the same seed gives the same text",
+    "continue a prompt; the same seed gives the same text",
     "tandem generate runs/shakespeare-1 --temperature 0",
     "always the most probable character",
     NULL};
 
 const cli_command cli_generate = {
     .name = "generate",
-    .summary = "Let a model of texts write",
+    .summary = "Generate text with a trained token model",
     .usage = usage,
     .help =
-        "For models of kind gpt. Prints the prompt and what the model writes after it, and ends "
-        "the line. Each token is drawn by lot from those that the model holds probable: "
-        "--temperature makes it bolder or more careful, --top-k and --top-p leave the improbable "
-        "out. The seed decides the lots, so the same command gives the same text again. Of a run "
-        "its newest good checkpoint is taken.\n\n"
-        "Of a prompt that is longer than the model's context, the last part counts. A character "
-        "that the training text did not have is an error.",
+        "For models of kind gpt. Prints the prompt, the generated text and a line break. Each token "
+        "is sampled from the distribution of the model: --temperature flattens or sharpens it, "
+        "--top-k and --top-p exclude improbable tokens. The seed determines the samples, so the same "
+        "command gives the same text. For a run, the newest valid checkpoint is used.\n\n"
+        "If the prompt is longer than the model's context, only its last part is used. A character "
+        "that does not occur in the training text is an error.",
     .examples = examples,
     .min_arguments = 1,
     .max_arguments = 1,
-    .options = {{.name = "prompt",
-                 .letter = 'p',
-                 .value = "TEXT",
-                 .help = "What the text begins with. Default: nothing, as at the start of a line."},
-                {.name = "tokens",
-                 .letter = 'n',
-                 .value = "N",
-                 .help = "How many tokens to write. Default: 500."},
-                {.name = "temperature",
-                 .letter = 't',
-                 .value = "X",
-                 .help = "Below 1 the probable becomes more probable, above 1 less so; 0 takes the "
-                         "most probable always. Default: 0.8."},
-                {.name = "top-k",
-                 .letter = 'k',
-                 .value = "K",
-                 .help = "Choose among the K most probable. Default: all."},
-                {.name = "top-p",
-                 .value = "P",
-                 .help =
-                     "Choose among the fewest that together have the probability P, above 0 and "
-                     "at most 1. Default: 1, all."},
-                {.name = "seed",
-                 .letter = 's',
-                 .value = "S",
-                 .help = "Where the random numbers begin. Default: 1."},
-                CLI_OPTION_JSON},
-    .run = run,
+    .options =
+        {{.name = "prompt",
+          .letter = 'p',
+          .value = "TEXT",
+          .help = "The beginning of the text. Default: empty, as at the start of a line."},
+         {.name = "tokens",
+          .letter = 'n',
+          .value = "N",
+          .help = "The number of tokens to generate. Default: 500."},
+         {.name = "temperature",
+          .letter = 't',
+          .value = "X",
+          .help = "Sampling temperature: below 1 sharpens the distribution, above 1 flattens "
+                  "it; 0 always selects the most probable token. Default: 0.8."},
+         {.name = "top-k",
+          .letter = 'k',
+          .value = "K",
+          .help = "Sample from the K most probable tokens. Default: all."},
+         {.name = "top-p",
+          .value = "P",
+          .help = "Sample from the smallest set of tokens whose total probability is at least P, "
+                  "above 0 and at most 1. Default: 1, all."},
+         {.name = "seed",
+          .letter = 's',
+          .value = "S",
+          .help = "The seed of the random numbers. Default: 1."},
+         CLI_OPTION_JSON},
+    .run = generate_run,
 };

@@ -1,9 +1,8 @@
 /*
- * cmd_hash.c: `tandem hash`: the state hash of runs and checkpoints, printed as sha256sum prints.
+ * cmd_hash.c: `tandem hash`: prints the state hash of runs and checkpoints in the format of sha256sum.
  *
- * Two states with the same hash are the same state, bit for bit, whatever wrote them. A safetensors
- * file from elsewhere has no position in a run; it is hashed with a position of zeros, so only its
- * tensors count.
+ * Two states with the same hash are bit-identical, whatever wrote them. A safetensors file from another
+ * program has no position in a run; it is hashed with a position of zeros.
  */
 #include "model.h"
 
@@ -16,7 +15,7 @@ typedef struct hashed {
     bool checkpoint;
 } hashed;
 
-/* A checkpoint is verified on the way: tdm_checkpoint_open() checks all its sums. */
+/* tdm_checkpoint_open() verifies the checksums of the checkpoint. */
 static tdm_status hash_checkpoint(const char *path, hashed *out, tdm_error *err)
 {
     tdm_checkpoint *checkpoint;
@@ -38,7 +37,7 @@ static tdm_status hash_file(const char *path, void *user, tdm_error *err)
 {
     hash_reader *reader = user;
     hashed result = {.path = tdm_arena_strdup(reader->arena, path)};
-    if (!result.path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "hash: no memory");
+    if (!result.path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "hash: out of memory");
     tdm_safetensors *file;
     TDM_TRY(tdm_safetensors_open(path, &file, err));
     tdm_status status;
@@ -72,11 +71,11 @@ static void add_json(const hashed *h, tdm_json_writer *w)
     tdm_json_object_end(w);
 }
 
-static int run(const cli_args *args)
+static int hash_run(const cli_args *args)
 {
     tdm_arena *arena = tdm_arena_create("command");
     if (!arena) {
-        cli_error("hash: no memory");
+        cli_error("hash: out of memory");
         return CLI_FAILED;
     }
     cli_show_warnings();
@@ -86,7 +85,7 @@ static int run(const cli_args *args)
         hashed h;
         tdm_error err;
         int named = cli_check_model(args->arguments[i]);
-        if (named != CLI_OK) { /* the others are hashed all the same, as sha256sum does */
+        if (named != CLI_OK) { /* continue with the other files, like sha256sum */
             if (code == CLI_OK) code = named;
         } else if (hash_path(args->arguments[i], arena, &h, &err) != TDM_OK) {
             code = cli_fail(&err);
@@ -105,21 +104,21 @@ static int run(const cli_args *args)
 
 static const char *const usage[] = {"tandem hash RUN|FILE... [--json]", NULL};
 static const char *const examples[] = {
-    "tandem hash runs/digits-1 runs/digits-2", "did two runs end with the same bits?",
+    "tandem hash runs/digits-1 runs/digits-2", "compare the bits of two runs",
     "tandem hash runs/digits-1/checkpoints/*", "each checkpoint of a run", NULL};
 
 const cli_command cli_hash = {
     .name = "hash",
-    .summary = "Print the hash of a run's state, to compare runs bit for bit",
+    .summary = "Print the hash of a run's state, for bitwise comparison of runs",
     .usage = usage,
     .help =
         "Prints the SHA-256 of a state: its position in the run, and name, type, shape and bytes "
-        "of every tensor. Equal hashes mean equal states, however many workers trained them. Of "
-        "a run its newest good checkpoint is taken. A checkpoint is verified first.\n\n"
-        "A safetensors file from elsewhere is hashed as if at step 0.",
+        "of every tensor. Equal hashes mean equal states, for any number of workers. For a run, the "
+        "newest valid checkpoint is used. A checkpoint is verified first.\n\n"
+        "A safetensors file from another program is hashed as if at step 0.",
     .examples = examples,
     .min_arguments = 1,
     .max_arguments = CLI_MAX_ARGUMENTS,
-    .options = {{.name = "json", .help = "Print a JSON object a line, for programs."}},
-    .run = run,
+    .options = {{.name = "json", .help = "Print one JSON object per line."}},
+    .run = hash_run,
 };

@@ -1,7 +1,7 @@
 /*
- * cmd_inspect.c: `tandem inspect`: what is in a job's model, a run, a checkpoint or any safetensors
- * file. Which of them it is, the path and the file's first bytes tell. A job is looked at in
- * inspect_job.c, the others here.
+ * cmd_inspect.c: `tandem inspect`: shows the model of a job, a run, a checkpoint or any safetensors
+ * file. The path and the first bytes of the file determine the kind. inspect_job.c handles jobs, this
+ * file the others.
  */
 #include "inspect.h"
 #include "model.h"
@@ -21,7 +21,7 @@ typedef struct file_view {
     const char *path; /* of the file */
     uint64_t file_bytes;
     tdm_safetensors *file;
-    tdm_checkpoint *checkpoint; /* NULL: from elsewhere */
+    tdm_checkpoint *checkpoint; /* NULL: not a checkpoint of Tandem */
     tdm_position position;      /* zeros without a checkpoint */
     tdm_model_code code;
     char hash[TDM_SHA256_HEX];
@@ -41,12 +41,12 @@ static bool ends_with(const char *text, const char *end)
     return length >= end_length && strcmp(text + length - end_length, end) == 0;
 }
 
-/* ---- looking --------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static tdm_status list_checkpoints(file_view *v, tdm_error *err)
 {
     char *dir = tdm_path_join(v->arena, v->run, "checkpoints");
-    if (!dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "inspect: no memory");
+    if (!dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "inspect: out of memory");
     return tdm_dir_list(dir, v->arena, &v->names, &v->name_count, err);
 }
 
@@ -61,20 +61,20 @@ static void close_files(file_view *v)
 static tdm_status view_open(const char *path, void *user, tdm_error *err)
 {
     file_view *v = user;
-    close_files(v); /* of a file that was pruned between the two */
+    close_files(v); /* a retry after a file was pruned */
     v->path = tdm_arena_strdup(v->arena, path);
-    if (!v->path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "inspect: no memory");
+    if (!v->path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "inspect: out of memory");
     v->file_bytes = bytes_of_file(path);
     TDM_TRY(tdm_safetensors_open(path, &v->file, err));
     return cli_is_checkpoint(v->file) ? tdm_checkpoint_open(path, &v->checkpoint, err) : TDM_OK;
 }
 
-static tdm_status look(file_view *v, const char *path, tdm_error *err)
+static tdm_status view_read(file_view *v, const char *path, tdm_error *err)
 {
     v->arena = tdm_arena_create("command");
-    if (!v->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "inspect: no memory");
+    if (!v->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "inspect: out of memory");
     TDM_TRY(tdm_run_read(path, v->arena, view_open, v, err));
-    if (v->checkpoint) /* of a job that this version understands */
+    if (v->checkpoint) /* fails for a job that this version does not support */
         (void)tdm_model_code_of(v->checkpoint, v->path, v->arena, &v->code, NULL);
     if (tdm_path_is_dir(path)) {
         v->run = path;
@@ -86,7 +86,7 @@ static tdm_status look(file_view *v, const char *path, tdm_error *err)
                           v->hash, err);
 }
 
-static void release(file_view *v)
+static void view_release(file_view *v)
 {
     close_files(v);
     tdm_arena_destroy(v->arena);
@@ -122,7 +122,7 @@ static void add_checkpoint(const file_view *v, tdm_str *out)
                  tdm_shape_text(&c->sample_shape, shape), (long long)c->class_count);
     tdm_str_addf(out, "job hash    %s\n", c->job_hash);
     if (c->data_hash) tdm_str_addf(out, "data hash   %s\n", c->data_hash);
-    tdm_str_addf(out, "numerics    %s\n", c->numerics ? c->numerics : "of before version 1");
+    tdm_str_addf(out, "numerics    %s\n", c->numerics ? c->numerics : "before version 1");
     if (v->code.library)
         tdm_str_addf(out, "code        the model is the shared object %s, SHA-256 %s\n",
                      v->code.library, v->code.sha256 ? v->code.sha256 : "unknown");
@@ -194,9 +194,9 @@ static void add_text(const file_view *v, tdm_str *out)
     tdm_str_addf(out, "tensors     %zu with %s numbers, ", tdm_safetensors_count(v->file),
                  tdm_text_count(numbers, count));
     tdm_str_addf(out, "%s; ", tdm_text_bytes(tensor_bytes, bytes));
-    tdm_str_addf(out, "the file has %s\n", tdm_text_bytes(v->file_bytes, bytes));
+    tdm_str_addf(out, "file size %s\n", tdm_text_bytes(v->file_bytes, bytes));
     add_tensors(v, out);
-    /* A checkpoint's metadata are what stands above, and its job: `tandem job show` is for that. */
+    /* The metadata of a checkpoint are printed above, except its job: see `tandem job show`. */
     if (!v->checkpoint) add_metadata(v, out);
     if (v->run) add_list(v, out);
 }
@@ -292,7 +292,7 @@ static int inspect_file(const cli_args *args, const char *path)
     file_view v = {.run = NULL};
     tdm_error err = {0};
     int code;
-    if (look(&v, path, &err) != TDM_OK) {
+    if (view_read(&v, path, &err) != TDM_OK) {
         code = cli_fail(&err);
     } else {
         tdm_str out = TDM_STR_INIT;
@@ -302,11 +302,11 @@ static int inspect_file(const cli_args *args, const char *path)
             add_text(&v, &out);
         code = cli_print(&out);
     }
-    release(&v);
+    view_release(&v);
     return code;
 }
 
-static int run(const cli_args *args)
+static int inspect_run(const cli_args *args)
 {
     const char *path = args->arguments[0];
     cli_show_warnings();
@@ -314,11 +314,11 @@ static int run(const cli_args *args)
                                          : ends_with(path, ".yaml") || ends_with(path, ".yml");
     if (is_job && !tdm_path_is_dir(path)) return inspect_job(args, path);
     if (args->set_count > 0) {
-        cli_error("inspect: '--set' changes a job, and %s is not a job file", path);
+        cli_error("inspect: '--set' requires a job file, but %s is not one", path);
         return CLI_USAGE;
     }
     if (cli_has(args, "workers") || cli_has(args, "hosts")) {
-        cli_error("inspect: '-n' and '--hosts' are for a job, and %s is not a job file", path);
+        cli_error("inspect: '-n' and '--hosts' require a job file, but %s is not one", path);
         return CLI_USAGE;
     }
     int named = cli_check_model(path);
@@ -330,26 +330,27 @@ static const char *const usage[] = {
     "tandem inspect RUN|CHECKPOINT|FILE.safetensors [--json]", NULL};
 static const char *const examples[] = {
     "tandem inspect job.yaml",
-    "what the model computes, and the memory it takes",
+    "the ops of the model and the memory it needs",
     "tandem inspect job.yaml --set model.hidden='[512, 512]'",
-    "the same for a larger one",
+    "the same for a larger model",
     "tandem inspect job.yaml -n 8 --hosts 2",
-    "what each of 8 ranks on 2 hosts takes with each stage of ZeRO",
+    "the memory of each of 8 ranks on 2 hosts with each ZeRO stage",
     "tandem inspect runs/digits-1",
     "the run's newest checkpoint, and a list of all",
     NULL};
 
 const cli_command cli_inspect = {
     .name = "inspect",
-    .summary = "Show what is in a model, a run or a checkpoint",
+    .summary = "Show the contents of a model, a run or a checkpoint",
     .usage = usage,
     .help =
-        "Of a job it shows the model as a worker runs it: each op forward and backward with the "
-        "shape of its output, the kernel that computes it, its floating-point operations and "
-        "bytes; then the memory that training takes on one host, and of each rank with each value "
-        "of parallel.zero, beside what the published formulae give for it. Nothing is trained.\n\n"
-        "Of a checkpoint, or any other safetensors file, it shows the tensors, the position in "
-        "the run and the hashes. Of a run it shows the newest good checkpoint, and lists all.",
+        "For a job it shows the model as a worker runs it: each forward and backward op with the "
+        "shape of its output, its kernel, its floating-point operations and bytes; then the memory "
+        "that training needs on one host, and for each rank with each value of parallel.zero, next to "
+        "the published formula. Nothing is trained.\n\n"
+        "For a checkpoint, or any other safetensors file, it shows the tensors, the position in the "
+        "run and the hashes. For a run it shows the newest valid checkpoint and lists all "
+        "checkpoints.",
     .examples = examples,
     .min_arguments = 1,
     .max_arguments = 1,
@@ -357,9 +358,10 @@ const cli_command cli_inspect = {
         {{.name = "workers",
           .letter = 'n',
           .value = "N",
-          .help = "JOB: how many ranks train it. Default: as many as training would start here."},
-         {.name = "hosts", .value = "H", .help = "JOB: over how many hosts they are spread (1)."},
+          .help = "JOB: the number of ranks. Default: the number that training would start on this "
+                  "host."},
+         {.name = "hosts", .value = "H", .help = "JOB: the number of hosts. Default: 1."},
          CLI_OPTION_SET,
          CLI_OPTION_JSON},
-    .run = run,
+    .run = inspect_run,
 };

@@ -1,5 +1,5 @@
 /*
- * cmd_job.c: `tandem job`: check a job file, show it with all defaults, list the keys it may have.
+ * cmd_job.c: `tandem job`: checks a job file, shows it with all defaults, lists the keys of job files.
  */
 #include "cli.h"
 
@@ -22,7 +22,7 @@ static void put_problems(tdm_json_writer *w, const char *key, tdm_job_problems p
     tdm_json_array_end(w);
 }
 
-/* What is wrong with it, or that nothing is, for a program. */
+/* Prints the problems and warnings as JSON. */
 static int check_json(const cli_args *args, const char *path)
 {
     tdm_job_options options = {.overrides = args->sets, .override_count = (size_t)args->set_count};
@@ -58,7 +58,7 @@ static int run_check(const cli_args *args, const char *path)
     tdm_error err;
     bool ok = tdm_model_check(tdm_job_document_job(document), &err) == TDM_OK;
     if (ok)
-        tdm_str_addf(&out, "%s: the job '%s' is fine\n", path,
+        tdm_str_addf(&out, "%s: the job '%s' is valid\n", path,
                      tdm_job_document_job(document)->name);
     tdm_job_document_destroy(document);
     return ok ? cli_print(&out) : cli_fail(&err);
@@ -103,17 +103,17 @@ static int run_keys(const cli_args *args, const char *prefix)
     return CLI_USAGE;
 }
 
-static int run(const cli_args *args)
+static int job_run(const cli_args *args)
 {
     const char *what = args->arguments[0], *argument = args->arguments[1];
     if (strcmp(what, "keys") == 0) return run_keys(args, argument ? argument : "");
     bool check = strcmp(what, "check") == 0;
     if (!check && strcmp(what, "show") != 0) {
-        cli_error("job: '%s' is none of 'check', 'show' and 'keys'", what);
+        cli_error("job: unknown subcommand '%s'; use 'check', 'show' or 'keys'", what);
         return CLI_USAGE;
     }
     if (!argument) {
-        cli_error("job %s: which job file? usage: tandem job %s FILE", what, what);
+        cli_error("job %s: FILE is missing; usage: tandem job %s FILE", what, what);
         return CLI_USAGE;
     }
     return check ? run_check(args, argument) : run_show(args, argument);
@@ -123,22 +123,22 @@ static const char *const usage[] = {"tandem job check FILE [--set KEY=VALUE] [--
                                     "tandem job show FILE [--set KEY=VALUE] [--json]",
                                     "tandem job keys [PREFIX] [--json | --markdown]", NULL};
 static const char *const examples[] = {"tandem job check job.yaml",
-                                       "say all that is wrong with it, or that it is fine",
+                                       "print all problems of the file",
                                        "tandem job show job.yaml --set train.batch=128",
-                                       "the job as it would run, defaults included",
+                                       "the job as it would run, including defaults",
                                        "tandem job keys optim",
-                                       "what a job may say about the optimiser",
+                                       "the keys of the optimiser",
                                        NULL};
 static const char *const subcommands[] = {"check", "show", "keys", NULL};
 
 const cli_command cli_job = {
     .name = "job",
-    .summary = "Check a job file, show it resolved, list the keys it may have",
+    .summary = "Check a job file, show it with all defaults, list all keys",
     .usage = usage,
     .help = "'check' reads a job file and prints every problem in it, each with file, line and "
-            "column. 'show' prints the job as it would run: all keys, defaults included, paths "
-            "absolute; the output is itself a valid job file. 'keys' is the reference of all keys, "
-            "or of those that begin with PREFIX.",
+            "column. 'show' prints the job as it would run, with all keys, including defaults, and "
+            "absolute paths; the output is a valid job file. 'keys' prints the reference of all "
+            "keys, or of those that begin with PREFIX.",
     .examples = examples,
     .subcommands = subcommands,
     .min_arguments = 1,
@@ -146,5 +146,5 @@ const cli_command cli_job = {
     .options = {CLI_OPTION_SET,
                 CLI_OPTION_JSON,
                 {.name = "markdown", .help = "keys: print the page docs/job-file.md."}},
-    .run = run,
+    .run = job_run,
 };

@@ -1,8 +1,8 @@
 /*
- * cmd_join.c: `tandem join`: more workers for a run, from this host.
+ * cmd_join.c: `tandem join`: adds workers of this host to a run.
  *
- * It becomes an agent of the session: the same program with the command `agent`, whose workers wait until
- * they are taken at a step's end. On a host that has workers of the session already, they share its memory.
+ * The process executes `tandem agent` for the session. Its workers wait until they are admitted at the end
+ * of a step. On a host that already has workers of the session, they share its shared memory segment.
  */
 #include "session.h"
 
@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The session's job, as a file: here, or out of the store. */
+/* A file with the session's job, which is on this host or copied from the store. */
 static const char *job_file(const session_ref *ref, tdm_arena *arena)
 {
     char key[TDM_KV_KEY_BYTES];
@@ -30,7 +30,7 @@ static const char *job_file(const session_ref *ref, tdm_arena *arena)
     path = status == TDM_OK ? tdm_arena_printf(arena, "%s/%s.yaml", dir, ref->view.session) : NULL;
     if (path) status = tdm_file_replace(path, item.value, strlen(item.value), &err);
     if (path && status == TDM_OK) return path;
-    cli_error("join: the run's job is not to be had: %s", err.message);
+    cli_error("join: cannot read the run's job: %s", err.message);
     return NULL;
 }
 
@@ -42,16 +42,16 @@ static const char *host_name(const cli_args *args, tdm_arena *arena)
     return tdm_arena_strdup(arena, name[0] ? name : "here");
 }
 
-static void warn_of_limit(const tdm_session_view *view, int64_t workers)
+static void warn_about_limit(const tdm_session_view *view, int64_t workers)
 {
     if (view->max > 0 && view->rank_count + workers > view->max)
         cli_warn(
-            "%s takes at most %d ranks (--max when it was started), and has %d: the others wait "
+            "%s accepts at most %d ranks (--max at its start) and has %d: further workers wait "
             "in reserve",
             session_title(view), view->max, view->rank_count);
 }
 
-/* Becomes the agent; returns only when that fails. */
+/* Executes the agent; returns only on failure. */
 static int become_agent(const cli_args *args, const session_ref *ref, int64_t workers,
                         tdm_arena *arena)
 {
@@ -89,7 +89,7 @@ static int become_agent(const cli_args *args, const session_ref *ref, int64_t wo
     return CLI_FAILED;
 }
 
-static int run(const cli_args *args)
+static int join_run(const cli_args *args)
 {
     int64_t workers = 1;
     session_ref ref;
@@ -97,11 +97,11 @@ static int run(const cli_args *args)
     tdm_arena *arena = tdm_arena_create("command");
     int code = arena ? session_find(args, args->arguments[0], arena, &ref) : CLI_FAILED;
     if (code == CLI_OK && ref.view.stopping) {
-        cli_error("join: %s is about to stop", session_title(&ref.view));
+        cli_error("join: %s is stopping", session_title(&ref.view));
         code = CLI_FAILED;
     }
     if (code == CLI_OK) {
-        warn_of_limit(&ref.view, workers);
+        warn_about_limit(&ref.view, workers);
         code = become_agent(args, &ref, workers, arena);
     }
     tdm_arena_destroy(arena);
@@ -109,29 +109,37 @@ static int run(const cli_args *args)
 }
 
 static const char *const usage[] = {"tandem join RUN [-n N] [--store URL]", NULL};
-static const char *const examples[] = {"tandem join digits-1 -n 2", "two more workers on this host",
+static const char *const examples[] = {"tandem join digits-1 -n 2", "add two workers on this host",
                                        "tandem join digits-1 --store etcd:http://alpha:2379",
-                                       "one from another host", NULL};
+                                       "add one worker to a run that was started on another host",
+                                       NULL};
 
 const cli_command cli_join = {
     .name = "join",
-    .summary = "Add workers of this host to a run that is going on",
+    .summary = "Add workers of this host to an active run",
     .usage = usage,
     .help =
-        "Starts an agent here, with N workers, which take part from the end of a step on: lanes are "
-        "placed anew, and the result stays the same to the bit. The run must have room: '--max' of "
-        "'tandem train'. The data must be on this host, under the same path.\n\n"
-        "The command goes on until the run ends. Ctrl-C makes its workers leave, and the others go "
-        "on without them. RUN is the run's name, its folder, or the session that 'tandem ps' shows.",
+        "Starts an agent with N workers on this host. The workers are admitted at the end of a step: "
+        "the lanes are redistributed, and the result keeps the same bits. The number of ranks is "
+        "limited by '--max' of 'tandem train'. The data must exist on this host, under the same "
+        "path.\n\n"
+        "The command runs until the run ends. After Ctrl-C its workers leave, and the run continues "
+        "without them. RUN is the name of the run, its directory, or the session that 'tandem ps' "
+        "shows.",
     .examples = examples,
     .min_arguments = 1,
     .max_arguments = 1,
     .options =
-        {{.name = "workers", .letter = 'n', .value = "N", .help = "How many workers (1)."},
+        {{.name = "workers",
+          .letter = 'n',
+          .value = "N",
+          .help = "The number of workers. Default: 1."},
          {.name = "host",
           .value = "NAME",
-          .help = "What the others call this host (its name). Workers of one host share memory."},
+          .help =
+              "The name of this host in the session. Workers of one host share memory. Default: "
+              "the host name."},
          SESSION_OPTION_STORE,
          SESSION_OPTION_JOB},
-    .run = run,
+    .run = join_run,
 };

@@ -1,12 +1,12 @@
 /*
- * cmd_leave.c: `tandem leave`: takes a rank out of a run, between two steps.
+ * cmd_leave.c: `tandem leave`: removes a rank from a run, between two steps.
  */
 #include "session.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* The member that has this rank now; NULL after a complaint. */
+/* The member with this rank; NULL after an error message. */
 static const tdm_session_member *member_of(const tdm_session_view *view, const char *text)
 {
     char *end;
@@ -22,13 +22,12 @@ static const tdm_session_member *member_of(const tdm_session_view *view, const c
     }
     for (size_t i = 0; i < view->member_count; i++)
         if (view->members[i].rank == rank) return &view->members[i];
-    cli_error("leave: rank %ld of %s gives no sign of life; the others are about to go on without "
-              "it",
-              rank, session_title(view));
+    cli_error("leave: rank %ld of %s is not responding and is being removed", rank,
+              session_title(view));
     return NULL;
 }
 
-static int leave(const cli_args *args, tdm_arena *arena)
+static int leave_request(const cli_args *args, tdm_arena *arena)
 {
     session_ref ref;
     int code = session_find(args, args->arguments[0], arena, &ref);
@@ -37,7 +36,7 @@ static int leave(const cli_args *args, tdm_arena *arena)
     if (!member) return CLI_USAGE;
     int min = ref.view.min > 1 ? ref.view.min : 1;
     if (ref.view.rank_count - 1 < min) {
-        cli_error("leave: %s goes on with %d rank%s at least, and has %d; 'tandem stop' ends it",
+        cli_error("leave: %s needs at least %d rank%s and has %d; use 'tandem stop' to end it",
                   session_title(&ref.view), min, min == 1 ? "" : "s", ref.view.rank_count);
         return CLI_USAGE;
     }
@@ -49,30 +48,30 @@ static int leave(const cli_args *args, tdm_arena *arena)
     return cli_print(&text);
 }
 
-static int run(const cli_args *args)
+static int leave_run(const cli_args *args)
 {
     tdm_arena *arena = tdm_arena_create("command");
-    int code = arena ? leave(args, arena) : CLI_FAILED;
+    int code = arena ? leave_request(args, arena) : CLI_FAILED;
     tdm_arena_destroy(arena);
     return code;
 }
 
 static const char *const usage[] = {"tandem leave RUN RANK [--store URL]", NULL};
 static const char *const examples[] = {"tandem leave digits-1 3",
-                                       "rank 3 ends; the others go on from the next step", NULL};
+                                       "rank 3 ends; the run continues without it", NULL};
 
 const cli_command cli_leave = {
     .name = "leave",
-    .summary = "Take a rank out of a run that is going on",
+    .summary = "Remove a rank from an active run",
     .usage = usage,
     .help =
-        "The rank ends between two steps, and is not started again; the others take over its "
-        "lanes, and the result stays the same to the bit. Ranks are numbered anew then: 'tandem "
-        "ps -l' shows them. 'tandem join' adds workers. RUN is the run's name, its folder, or "
-        "the session.",
+        "The rank ends between two steps and is not restarted. The other ranks execute its lanes, "
+        "and the result keeps the same bits. The ranks are then renumbered: 'tandem ps -l' shows "
+        "them. 'tandem join' adds workers. RUN is the name of the run, its directory, or the "
+        "session.",
     .examples = examples,
     .min_arguments = 2,
     .max_arguments = 2,
     .options = {SESSION_OPTION_STORE, SESSION_OPTION_JOB},
-    .run = run,
+    .run = leave_run,
 };

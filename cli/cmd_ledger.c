@@ -1,8 +1,8 @@
 /*
- * cmd_ledger.c: `tandem ledger`: was every sample of every epoch trained exactly once?
+ * cmd_ledger.c: `tandem ledger`: verifies that every sample of every epoch was trained exactly once.
  *
- * The library holds the ledger against the job (tdm_ledger_check); here are the words. What a ledger
- * proves, and what it cannot: docs/ledger.md.
+ * The library compares the ledger with the job (tdm_ledger_check); this file prints the result.
+ * docs/ledger.md describes what a ledger proves and what it does not.
  */
 #include "model.h"
 
@@ -23,7 +23,7 @@ static void good_text(const tdm_ledger_report *r, tdm_str *out)
 {
     uint64_t epochs = r->epoch_count, last = r->first_epoch + epochs - 1;
     if (r->first_step > 1)
-        tdm_str_addf(out, "the ledger begins with step %" PRIu64 "\n", r->first_step);
+        tdm_str_addf(out, "the ledger starts at step %" PRIu64 "\n", r->first_step);
     if (epochs == 1)
         tdm_str_addf(out, "epoch %" PRIu64 ": ", r->first_epoch);
     else if (epochs > 1)
@@ -38,12 +38,12 @@ static void good_text(const tdm_ledger_report *r, tdm_str *out)
         tdm_str_add(out, "no step has been trained yet\n");
     else if (r->left_over_steps > 0 && epochs > 0)
         tdm_str_addf(out,
-                     "epoch %" PRIu64 ": no sample trained twice so far, none left out (%" PRIu64
+                     "epoch %" PRIu64 ": no sample trained twice or skipped so far (%" PRIu64
                      " step%s)\n",
                      last + 1, r->left_over_steps, r->left_over_steps == 1 ? "" : "s");
     else if (epochs == 0)
         tdm_str_addf(out,
-                     "no epoch is whole yet: no sample trained twice so far, none left out "
+                     "no epoch is complete yet: no sample trained twice or skipped so far "
                      "(%" PRIu64 " step%s)\n",
                      r->step_count, r->step_count == 1 ? "" : "s");
 }
@@ -83,7 +83,7 @@ static void report_json(const tdm_ledger_report *r, tdm_str *out)
     tdm_str_add_char(out, '\n');
 }
 
-static int check(const cli_args *args, const tdm_job *job)
+static int ledger_check(const cli_args *args, const tdm_job *job)
 {
     tdm_ledger_report report;
     tdm_error err = {0};
@@ -97,22 +97,23 @@ static int check(const cli_args *args, const tdm_job *job)
     else
         problems_text(&report, &out);
     if (!cli_json(args) && report.torn)
-        tdm_str_add(&out, "the last line was cut short by a kill and does not count\n");
+        tdm_str_add(&out, "the last line is incomplete, because its writer was killed, and is "
+                          "ignored\n");
     int printed = cli_print(&out);
     return good ? printed : CLI_FAILED;
 }
 
-static int run(const cli_args *args)
+static int ledger_run(const cli_args *args)
 {
-    const char *folder = args->arguments[0];
+    const char *directory = args->arguments[0];
     tdm_arena *arena = tdm_arena_create("command");
-    char *path = arena ? tdm_path_join(arena, folder, "job.yaml") : NULL;
+    char *path = arena ? tdm_path_join(arena, directory, "job.yaml") : NULL;
     int code = CLI_USAGE;
     tdm_job_document *document = NULL;
     cli_show_warnings();
-    if (path && cli_check_run("ledger", folder) == CLI_OK)
+    if (path && cli_check_run("ledger", directory) == CLI_OK)
         document = cli_load_job(args, path, &code);
-    if (document) code = check(args, tdm_job_document_job(document));
+    if (document) code = ledger_check(args, tdm_job_document_job(document));
     tdm_job_document_destroy(document);
     tdm_arena_destroy(arena);
     return code;
@@ -120,22 +121,23 @@ static int run(const cli_args *args)
 
 static const char *const usage[] = {"tandem ledger RUN [--json]", NULL};
 static const char *const examples[] = {
-    "tandem train job.yaml --set checkpoint.ledger=true", "keep a ledger while training",
-    "tandem ledger runs/digits-1", "was every sample trained exactly once in every epoch?", NULL};
+    "tandem train job.yaml --set checkpoint.ledger=true", "write a ledger during training",
+    "tandem ledger runs/digits-1", "verify that every sample was trained exactly once per epoch",
+    NULL};
 
 const cli_command cli_ledger = {
     .name = "ledger",
-    .summary = "Prove from a run's ledger that every sample was trained exactly once",
+    .summary = "Verify from a run's ledger that every sample was trained exactly once",
     .usage = usage,
     .help =
-        "A run with checkpoint.ledger: true notes down for each step which samples its lanes really "
-        "read. This holds the notes against the job: each step must be there once, in order, with "
-        "exactly the samples that the job has for it, whatever died on the way. It says how many "
-        "epochs are proved so, or what is wrong, step by step, and ends with 1 then. Nothing in the "
-        "run's folder is changed; the run may be finished, dead or in progress.",
+        "A run with checkpoint.ledger: true records for each step which samples its lanes have read. "
+        "This command compares the records with the job: each step must be present once, in order, "
+        "with exactly the samples that the job defines for it, regardless of failures. It prints the "
+        "number of verified epochs, or the problems of each step; with problems the exit code is 1. "
+        "It does not change the run directory; the run may be finished, dead or in progress.",
     .examples = examples,
     .min_arguments = 1,
     .max_arguments = 1,
     .options = {CLI_OPTION_SET, CLI_OPTION_JSON},
-    .run = run,
+    .run = ledger_run,
 };

@@ -1,9 +1,9 @@
 /*
- * cmd_predict.c: `tandem predict`: what a trained model says about each sample of a file.
+ * cmd_predict.c: `tandem predict`: predicts the class of each sample of a file.
  *
- * Lines go out batch by batch, so the output may be larger than memory; a file is replaced when it
- * is complete, and left alone when anything fails before. Numbers in CSV have six digits, in JSON
- * all of them.
+ * Lines are written batch by batch, so the output may be larger than memory. An output file is replaced
+ * when it is complete; on an error it stays unchanged. Numbers have six digits in CSV and all digits in
+ * JSON.
  */
 #include "model.h"
 
@@ -30,17 +30,17 @@ typedef struct prediction {
     const char *output;      /* NULL: stdout */
     tdm_file_writer *writer; /* NULL: stdout */
     ranked *ranks;           /* [top] */
-    float *features;         /* of one sample: who asks for its class gets them, too */
+    float *features;         /* of one sample; tdm_dataset_gather needs a buffer for them */
     int64_t correct;
-    int64_t bad_count; /* samples for which the model's numbers are not finite */
+    int64_t bad_count; /* samples with non-finite probabilities */
     int64_t first_bad;
     tdm_str text;
 } prediction;
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-/* The `top` most probable, the most probable first, the lower index where two are equal. */
-static void rank(const float *probabilities, int64_t count, int64_t top, ranked *out)
+/* Stores the `top` most probable classes in order; of equal ones the lower index comes first. */
+static void rank_classes(const float *probabilities, int64_t count, int64_t top, ranked *out)
 {
     int64_t used = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -123,9 +123,9 @@ static void add_json_line(prediction *p, int64_t sample, const char *truth)
 
 /* ---- batches --------------------------------------------------------------------------------- */
 
-static tdm_status send(prediction *p, tdm_error *err)
+static tdm_status prediction_flush(prediction *p, tdm_error *err)
 {
-    if (!tdm_str_ok(&p->text)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "predict: no memory");
+    if (!tdm_str_ok(&p->text)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "predict: out of memory");
     if (p->text.length == 0) return TDM_OK;
     tdm_status status = TDM_OK;
     if (p->writer) {
@@ -133,13 +133,13 @@ static tdm_status send(prediction *p, tdm_error *err)
     } else if (fwrite(p->text.data, 1, p->text.length, stdout) != p->text.length ||
                fflush(stdout) != 0) {
         status = tdm_fail(err, errno == EPIPE ? TDM_ERR_INTERRUPTED : TDM_ERR_IO,
-                          "the output cannot be written: %s", strerror(errno));
+                          "cannot write the output: %s", strerror(errno));
     }
     tdm_str_clear(&p->text);
     return status;
 }
 
-/* What a NaN would be ranked as means nothing: there is no prediction. */
+/* Probabilities with a NaN have no ranking: there is no prediction. */
 static void rank_none(prediction *p, int64_t sample)
 {
     for (int64_t k = 0; k < p->top; k++)
@@ -156,7 +156,7 @@ static tdm_status predict_batch(prediction *p, int64_t first, int64_t count, tdm
         int64_t sample = first + i;
         int32_t truth = -1;
         if (tdm_all_finite(probabilities + i * V, V))
-            rank(probabilities + i * V, V, p->top, p->ranks);
+            rank_classes(probabilities + i * V, V, p->top, p->ranks);
         else
             rank_none(p, sample);
         if (p->has_truth) tdm_dataset_gather(p->set, &sample, 1, p->features, &truth);
@@ -167,7 +167,7 @@ static tdm_status predict_batch(prediction *p, int64_t first, int64_t count, tdm
         else
             add_csv_line(p, sample, name);
     }
-    return send(p, err);
+    return prediction_flush(p, err);
 }
 
 static tdm_status predict_all(prediction *p, tdm_error *err)
@@ -176,7 +176,8 @@ static tdm_status predict_all(prediction *p, tdm_error *err)
     int64_t batch = tdm_predictor_batch(p->predictor);
     p->ranks = calloc((size_t)p->top, sizeof(*p->ranks));
     p->features = calloc((size_t)info->feature_count, sizeof(*p->features));
-    if (!p->ranks || !p->features) return tdm_fail(err, TDM_ERR_NO_MEMORY, "predict: no memory");
+    if (!p->ranks || !p->features)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "predict: out of memory");
     if (p->output) TDM_TRY(tdm_file_writer_create(p->output, &p->writer, err));
     if (!p->json) add_csv_header(p);
     for (int64_t first = 0; first < info->sample_count; first += batch) {
@@ -185,11 +186,11 @@ static tdm_status predict_all(prediction *p, tdm_error *err)
     }
     if (!p->writer) return TDM_OK;
     tdm_file_writer *writer = p->writer;
-    p->writer = NULL; /* commit ends it, whatever it returns */
+    p->writer = NULL; /* commit ends it even on failure */
     return tdm_file_writer_commit(writer, err);
 }
 
-static void release(prediction *p)
+static void prediction_release(prediction *p)
 {
     if (p->writer) tdm_file_writer_abandon(p->writer);
     free(p->ranks);
@@ -199,21 +200,21 @@ static void release(prediction *p)
 
 /* ---- running --------------------------------------------------------------------------------- */
 
-/* With a file as the output, stdout is free for a line about it. */
-static int say_written(const prediction *p)
+/* Prints a summary to stdout, which is unused if the output is a file. */
+static int print_summary(const prediction *p)
 {
     char count[32];
     int64_t n = tdm_dataset_info_of(p->set)->sample_count;
     tdm_str out = TDM_STR_INIT;
     tdm_str_addf(&out, "%s: %s predictions", p->output, tdm_text_count((uint64_t)n, count));
     if (p->has_truth)
-        tdm_str_addf(&out, ", %.2f %% of them right", 100.0 * (double)p->correct / (double)n);
+        tdm_str_addf(&out, ", %.2f %% correct", 100.0 * (double)p->correct / (double)n);
     tdm_str_add_char(&out, '\n');
     return cli_print(&out);
 }
 
-static int predict(const cli_args *args, tdm_model *model, const tdm_dataset *set, int64_t batch,
-                   int64_t top)
+static int predict_set(const cli_args *args, tdm_model *model, const tdm_dataset *set,
+                       int64_t batch, int64_t top)
 {
     prediction p = {.content = tdm_model_content(model),
                     .set = set,
@@ -226,22 +227,23 @@ static int predict(const cli_args *args, tdm_model *model, const tdm_dataset *se
     if (status == TDM_OK) status = predict_all(&p, &err);
     int code = CLI_OK;
     if (status == TDM_ERR_INTERRUPTED)
-        code = CLI_FAILED; /* the reader has gone away, as `head` does: no message */
+        code = CLI_FAILED; /* the reader has closed the pipe, like `head`: no message */
     else if (status != TDM_OK)
         code = cli_fail(&err);
     else if (p.output && !p.json)
-        code = say_written(&p);
+        code = print_summary(&p);
     if (status == TDM_OK && p.bad_count > 0)
-        cli_warn("%s: the model gives NaN or infinity for %lld of its samples, the first being "
-                 "sample %lld, so there is no class; look for numbers that are far larger than "
-                 "those of the training data",
-                 tdm_dataset_info_of(set)->path, (long long)p.bad_count, (long long)p.first_bad);
-    release(&p);
+        cli_warn(
+            "%s: the model output is NaN or infinity for %lld samples, the first of which is "
+            "sample %lld, so they have no class; check for numbers that are much larger than in "
+            "the training data",
+            tdm_dataset_info_of(set)->path, (long long)p.bad_count, (long long)p.first_bad);
+    prediction_release(&p);
     tdm_predictor_destroy(p.predictor);
     return code;
 }
 
-static int run(const cli_args *args)
+static int predict_run(const cli_args *args)
 {
     int64_t batch = 0, top = 1;
     if (!cli_int(args, "batch", 1, 1 << 20, &batch)) return CLI_USAGE;
@@ -259,15 +261,15 @@ static int run(const cli_args *args)
                                        &err);
     if (status == TDM_OK && tdm_model_takes_tokens(tdm_model_job(model)))
         status = tdm_fail(&err, TDM_ERR_JOB_INVALID,
-                          "predict: this model does not classify samples, it continues texts; use "
-                          "'tandem generate', or 'tandem eval' to see how well it does");
+                          "predict: this model generates text and does not classify samples; use "
+                          "'tandem generate', or 'tandem eval' for its accuracy");
     if (status == TDM_OK && top > tdm_model_content(model)->class_count)
         status = tdm_fail(&err, TDM_ERR_JOB_INVALID,
-                          "predict: '--top %lld' is more than the model's %lld classes",
-                          (long long)top, (long long)tdm_model_content(model)->class_count);
+                          "predict: --top %lld exceeds the number of classes, %lld", (long long)top,
+                          (long long)tdm_model_content(model)->class_count);
     if (status == TDM_OK)
         status = cli_load_samples(model, args->arguments[1], cli_value(args, "labels"), &set, &err);
-    int code = status == TDM_OK ? predict(args, model, set, batch, top) : cli_fail(&err);
+    int code = status == TDM_OK ? predict_set(args, model, set, batch, top) : cli_fail(&err);
     tdm_dataset_destroy(set);
     tdm_model_close(model);
     return code;
@@ -275,11 +277,11 @@ static int run(const cli_args *args)
 
 static const char *const usage[] = {"tandem predict RUN|CHECKPOINT FILE [options]", NULL};
 static const char *const examples[] = {"tandem predict runs/digits-1 new.csv",
-                                       "a line for each sample: its class and how sure that is",
+                                       "print the class of each sample and its probability",
                                        "tandem predict runs/digits-1 new.csv --top 3 --json",
                                        "the three most probable classes, as JSON",
                                        "tandem predict runs/digits-1 new.csv -o predictions.csv",
-                                       "into a file",
+                                       "write to a file",
                                        NULL};
 
 const cli_command cli_predict = {
@@ -288,18 +290,18 @@ const cli_command cli_predict = {
     .usage = usage,
     .help =
         "Prints CSV with a header: sample (its number in the file, from 0), class, probability, "
-        "and truth when the file has labels. With --json it prints a JSON object a line.\n\n"
-        "The file is read as the job's training data is. A CSV file may have the column of "
-        "labels or not: with as many columns as a sample has numbers, it has none. Of a run its "
-        "newest good checkpoint is taken.\n\n"
-        "Where the model gives NaN or infinity there is no class: the cells are empty, in JSON "
-        "null, and a warning tells how many samples that are.",
+        "and truth if the file has labels. With --json it prints one JSON object per line.\n\n"
+        "The file is read like the training data of the job. The column of labels of a CSV file is "
+        "optional: a file with as many columns as a sample has numbers has none. For a run, the "
+        "newest valid checkpoint is used.\n\n"
+        "If the model output is NaN or infinity, there is no class: the cells are empty, in JSON "
+        "null, and a warning contains the number of such samples.",
     .examples = examples,
     .min_arguments = 2,
     .max_arguments = 2,
     .options = {{.name = "labels",
                  .value = "FILE",
-                 .help = "IDX: the file of labels beside FILE, for the column of truth."},
+                 .help = "IDX: the file of labels of FILE, for the column truth."},
                 {.name = "top",
                  .letter = 'k',
                  .value = "K",
@@ -308,13 +310,14 @@ const cli_command cli_predict = {
                 {.name = "output",
                  .letter = 'o',
                  .value = "FILE",
-                 .help = "Write to this file instead. It is replaced when all is done, and left as "
-                         "it was when anything fails."},
+                 .help =
+                     "Write to this file instead. It is replaced when the output is complete, and "
+                     "stays unchanged on an error."},
                 {.name = "batch",
                  .letter = 'b',
                  .value = "N",
-                 .help = "Samples at a time. Default: the job's eval.batch."},
+                 .help = "The number of samples per batch. Default: eval.batch of the job."},
                 CLI_OPTION_ALLOW_LIBRARY,
-                {.name = "json", .help = "Print a JSON object a line, for programs."}},
-    .run = run,
+                {.name = "json", .help = "Print one JSON object per line."}},
+    .run = predict_run,
 };

@@ -1,6 +1,6 @@
 /*
- * cmd_ps.c: `tandem ps`: the active runs, on this host or in a store; or one of them, for which it can
- * wait, and the process of one of its ranks.
+ * cmd_ps.c: `tandem ps`: lists the active runs on this host or in a store. It can also wait for one run,
+ * and print the process id of one of its ranks.
  */
 #include "session.h"
 #include "table.h"
@@ -16,10 +16,10 @@
 
 enum { LOOK_MS = 50 };
 
-/* ---- what it comes to -------------------------------------------------------------------------------- */
+/* ---- state and health ------------------------------------------------------------------------------- */
 
-/* Ranks that show signs of life; before the first epoch: workers that wait for it. */
-static int present(const tdm_session_view *view)
+/* The number of live ranks; before the first epoch, of waiting workers. */
+static int count_live_ranks(const tdm_session_view *view)
 {
     int alive = 0;
     for (size_t i = 0; i < view->member_count; i++)
@@ -34,13 +34,14 @@ static const char *state_of(const session_ref *ref)
     if (view->ended) return view->status == TDM_OK ? "ended" : "failed";
     if (view->stopping) return "stopping";
     if (view->epoch == 0) return "starting";
-    if (present(view) < view->min) return "waiting";
+    if (count_live_ranks(view) < view->min) return "waiting";
     return view->member_count > 0 && view->members[0].rank == 0 ? view->members[0].phase
                                                                 : "recovering";
 }
 
-static void add(tdm_str *out, const char *fmt, ...) TDM_PRINTF(2, 3);
-static void add(tdm_str *out, const char *fmt, ...)
+/* Adds a part of the health text, separated by a semicolon. */
+static void add_health(tdm_str *out, const char *fmt, ...) TDM_PRINTF(2, 3);
+static void add_health(tdm_str *out, const char *fmt, ...)
 {
     va_list args;
     va_start(args, fmt);
@@ -49,18 +50,19 @@ static void add(tdm_str *out, const char *fmt, ...)
     va_end(args);
 }
 
-/* Of the ranks: who is missing, and whether somebody comes in their place. */
+/* Adds which ranks are missing, and how many workers are being restarted. */
 static void add_ranks(const tdm_session_view *view, tdm_str *out)
 {
-    int here = present(view), lost = view->epoch == 0 ? 0 : view->rank_count - here, coming = 0;
+    int here = count_live_ranks(view), lost = view->epoch == 0 ? 0 : view->rank_count - here,
+        coming = 0;
     for (size_t i = 0; i < view->host_count; i++) coming += view->hosts[i].starting;
     if (here < view->min)
-        add(out, "%d of at least %d ranks", here, view->min);
+        add_health(out, "%d of %d required ranks", here, view->min);
     else if (lost > 0)
-        add(out, "%d of %d ranks silent", lost, view->rank_count);
+        add_health(out, "%d of %d ranks not responding", lost, view->rank_count);
     else if (view->epoch > 0 && view->rank_count < view->expected)
-        add(out, "%d of %d ranks", view->rank_count, view->expected);
-    if (coming > 0) add(out, "%d to be started again", coming);
+        add_health(out, "%d of %d ranks", view->rank_count, view->expected);
+    if (coming > 0) add_health(out, "%d restarting", coming);
 }
 
 static bool has_agent(const tdm_session_view *view, const char *host)
@@ -84,20 +86,21 @@ static void add_hosts(const tdm_session_view *view, tdm_str *out)
 {
     for (size_t i = 0; i < view->member_count; i++)
         if (is_first_of_host(view, i) && !has_agent(view, view->members[i].host))
-            add(out, "agent of %s gone, its workers go on", view->members[i].host);
+            add_health(out, "agent of %s is dead, its workers continue", view->members[i].host);
     for (size_t i = 0; i < view->host_count; i++)
-        if (view->hosts[i].trouble) add(out, "%s: %s", view->hosts[i].name, view->hosts[i].trouble);
+        if (view->hosts[i].trouble)
+            add_health(out, "%s: %s", view->hosts[i].name, view->hosts[i].trouble);
 }
 
-/* The most important thing first; "good" when there is none. */
+/* All problems, the most important one first; "good" if there is none. */
 static const char *health_of(const session_ref *ref, tdm_arena *arena)
 {
     const tdm_session_view *view = &ref->view;
     tdm_str text = TDM_STR_INIT;
     if (ref->why_unknown)
-        add(&text, "%s", ref->why_unknown);
+        add_health(&text, "%s", ref->why_unknown);
     else if (view->ended && view->status != TDM_OK)
-        add(&text, "%s", view->message);
+        add_health(&text, "%s", view->message);
     if (!view->ended && !ref->why_unknown) {
         add_ranks(view, &text);
         add_hosts(view, &text);
@@ -107,7 +110,7 @@ static const char *health_of(const session_ref *ref, tdm_arena *arena)
     return health ? health : "?";
 }
 
-/* Hosts with ranks. */
+/* The number of hosts with ranks. */
 static int host_count(const tdm_session_view *view)
 {
     int count = 0;
@@ -115,7 +118,7 @@ static int host_count(const tdm_session_view *view)
     return count;
 }
 
-/* ---- for programs ------------------------------------------------------------------------------------ */
+/* ---- JSON ------------------------------------------------------------------------------------------- */
 
 static void put_members(tdm_json_writer *w, const tdm_session_view *view)
 {
@@ -192,7 +195,7 @@ static void show_json(const session_ref *refs, size_t count, tdm_arena *arena, t
     tdm_str_add_char(out, '\n');
 }
 
-/* ---- for people -------------------------------------------------------------------------------------- */
+/* ---- text ------------------------------------------------------------------------------------------- */
 
 static void add_step(cli_table *table, uint64_t step, uint64_t steps)
 {
@@ -247,7 +250,7 @@ static void add_member(cli_table *table, const tdm_session_member *m)
     cli_table_cell(table, "%s", m->id);
 }
 
-/* A rank of the epoch that shows no sign of life. */
+/* Adds a rank of the epoch that does not respond. */
 static void add_missing(cli_table *table, const tdm_session_view *view, int rank)
 {
     cli_table_cell(table, "%d", rank);
@@ -264,8 +267,8 @@ static void show_hosts(const tdm_session_view *view, tdm_str *out)
     for (size_t i = 0; i < view->host_count; i++) {
         const tdm_session_host *h = &view->hosts[i];
         char some[32], all[32];
-        tdm_str_addf(out, "  host %s: agent %lld, %d worker%s, load %.2f on %d processor%s",
-                     h->name, (long long)h->pid, h->workers, h->workers == 1 ? "" : "s", h->load,
+        tdm_str_addf(out, "  host %s: agent %lld, %d worker%s, load %.2f on %d CPU%s", h->name,
+                     (long long)h->pid, h->workers, h->workers == 1 ? "" : "s", h->load,
                      h->processors, h->processors == 1 ? "" : "s");
         tdm_str_addf(out, ", memory %s of %s free", tdm_text_bytes(h->memory_free_bytes, some),
                      tdm_text_bytes(h->memory_bytes, all));
@@ -288,8 +291,7 @@ static void show_ranks(const tdm_session_view *view, tdm_str *out)
                                          {.title = "member", .max = 63}};
     cli_table table;
     cli_table_init(&table, columns, sizeof columns / sizeof columns[0]);
-    size_t next =
-        0; /* members are in the order of their ranks, and those without one behind them */
+    size_t next = 0; /* members are sorted by rank; those without a rank are last */
     for (int rank = 0; rank < view->rank_count; rank++) {
         if (next < view->member_count && view->members[next].rank == rank)
             add_member(&table, &view->members[next++]);
@@ -303,11 +305,11 @@ static void show_ranks(const tdm_session_view *view, tdm_str *out)
 
 /* ---- one run ----------------------------------------------------------------------------------------- */
 
-typedef struct ps_wish {
+typedef struct ps_request {
     const char *word; /* RUN; NULL: all */
-    int64_t rank;     /* whose process number is wanted; -1: none */
-    double wait_s;    /* for the run, and for the rank */
-} ps_wish;
+    int64_t rank;     /* whose process id is requested; -1: none */
+    double wait_s;    /* timeout for the run and the rank */
+} ps_request;
 
 static const tdm_session_member *member_of_rank(const tdm_session_view *view, int64_t rank)
 {
@@ -316,8 +318,8 @@ static const tdm_session_member *member_of_rank(const tdm_session_view *view, in
     return NULL;
 }
 
-/* The sessions that are meant, moved to the front; of one that has ended there is nothing to see. */
-static size_t choose(const ps_wish *request, session_ref *refs, size_t count)
+/* Moves the requested sessions that have not ended to the front and returns their number. */
+static size_t ps_select(const ps_request *request, session_ref *refs, size_t count)
 {
     size_t chosen = 0;
     if (!request->word) return count;
@@ -327,16 +329,16 @@ static size_t choose(const ps_wish *request, session_ref *refs, size_t count)
     return chosen;
 }
 
-/* Whether what was asked for is there: the run, and its rank. */
-static bool is_there(const ps_wish *request, const session_ref *refs, size_t count)
+/* Whether the requested run and rank exist. */
+static bool ps_is_found(const ps_request *request, const session_ref *refs, size_t count)
 {
     if (!request->word) return true;
     if (request->rank < 0 || count != 1) return count > 0;
     return member_of_rank(&refs[0].view, request->rank) != NULL;
 }
 
-/* Whether RUN is the number of a process that does not exist: it will not begin a run any more. */
-static bool names_dead_process(const ps_wish *request)
+/* Whether RUN is the id of a process that does not exist and therefore cannot start a run. */
+static bool names_dead_process(const ps_request *request)
 {
     char *end;
     if (!request->word || !*request->word || strlen(request->word) > 9) return false;
@@ -344,9 +346,9 @@ static bool names_dead_process(const ps_wish *request)
     return !*end && pid > 0 && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
 }
 
-/* Looks until what was asked for is there, or the time is over. The arena is made anew for each look. */
-static int look(const cli_args *args, const ps_wish *request, tdm_arena **arena, session_ref **refs,
-                size_t *count)
+/* Polls until the requested run and rank exist, or the timeout has passed. Each poll has a new arena. */
+static int ps_poll(const cli_args *args, const ps_request *request, tdm_arena **arena,
+                   session_ref **refs, size_t *count)
 {
     double until_s = tdm_clock_s() + request->wait_s;
     for (;;) {
@@ -355,19 +357,20 @@ static int look(const cli_args *args, const ps_wish *request, tdm_arena **arena,
         *arena = tdm_arena_create("command");
         int code = *arena ? session_scan(args, *arena, refs, count) : CLI_FAILED;
         if (code != CLI_OK) return code;
-        *count = choose(request, *refs, *count);
-        if (is_last || is_there(request, *refs, *count)) return CLI_OK;
+        *count = ps_select(request, *refs, *count);
+        if (is_last || ps_is_found(request, *refs, *count)) return CLI_OK;
         (void)poll(NULL, 0, LOOK_MS);
     }
 }
 
-/* The process of a rank, alone on its line, for kill and the like. */
-static int show_pid(const ps_wish *request, const session_ref *refs, size_t count, tdm_str *out)
+/* Prints only the process id of a rank, for use with kill. */
+static int show_pid(const ps_request *request, const session_ref *refs, size_t count, tdm_str *out)
 {
     if (count > 1) {
-        cli_error("ps: %zu running sessions are called '%s'; name the session: 'tandem ps' lists "
-                  "them",
-                  count, request->word);
+        cli_error(
+            "ps: '%s' matches %zu active sessions; give the name of the session, which 'tandem "
+            "ps' lists",
+            request->word, count);
         return CLI_USAGE;
     }
     const tdm_session_member *m = member_of_rank(&refs[0].view, request->rank);
@@ -380,30 +383,30 @@ static int show_pid(const ps_wish *request, const session_ref *refs, size_t coun
     return CLI_OK;
 }
 
-static bool read_wish(const cli_args *args, ps_wish *out)
+static bool read_request(const cli_args *args, ps_request *out)
 {
-    *out = (ps_wish){.word = args->argument_count > 0 ? args->arguments[0] : NULL, .rank = -1};
+    *out = (ps_request){.word = args->argument_count > 0 ? args->arguments[0] : NULL, .rank = -1};
     if (!cli_int(args, "pid", 0, TDM_MAX_RANKS - 1, &out->rank)) return false;
     if (!cli_real(args, "wait", 0, 1e6, &out->wait_s)) return false;
     if (!out->word && (cli_has(args, "pid") || cli_has(args, "wait"))) {
-        cli_error("ps: '--%s' is about one run; usage: %s", cli_has(args, "pid") ? "pid" : "wait",
+        cli_error("ps: '--%s' requires RUN; usage: %s", cli_has(args, "pid") ? "pid" : "wait",
                   args->command->usage[1]);
         return false;
     }
     return true;
 }
 
-static int run(const cli_args *args)
+static int ps_run(const cli_args *args)
 {
-    ps_wish request;
+    ps_request request;
     tdm_arena *arena = NULL;
     session_ref *refs = NULL;
     size_t count = 0;
     tdm_str out = TDM_STR_INIT;
-    if (!read_wish(args, &request)) return CLI_USAGE;
-    int code = look(args, &request, &arena, &refs, &count);
+    if (!read_request(args, &request)) return CLI_USAGE;
+    int code = ps_poll(args, &request, &arena, &refs, &count);
     if (code == CLI_OK && request.word && count == 0) {
-        cli_error("ps: no run '%s' is going on; 'tandem ps' lists those that are", request.word);
+        cli_error("ps: no active run '%s'; 'tandem ps' lists the active runs", request.word);
         code = CLI_USAGE;
     }
     if (code == CLI_OK && request.rank >= 0) {
@@ -419,7 +422,7 @@ static int run(const cli_args *args)
             if (i + 1 < count) tdm_str_add_char(&out, '\n');
         }
     }
-    if (code == CLI_OK && count == 0 && !cli_json(args)) tdm_str_add(&out, "no run is going on\n");
+    if (code == CLI_OK && count == 0 && !cli_json(args)) tdm_str_add(&out, "no active run\n");
     if (code == CLI_OK)
         code = cli_print(&out);
     else
@@ -433,34 +436,36 @@ static const char *const usage[] = {"tandem ps [RUN] [-l] [--store URL] [--json]
 static const char *const examples[] = {"tandem ps",
                                        "runs with workers on this host",
                                        "tandem ps -l --store etcd:http://alpha:2379",
-                                       "all runs of that store, rank by rank",
+                                       "all runs in that store, with their ranks",
                                        "kill -9 $(tandem ps digits-1 --pid 2)",
-                                       "kills the worker that is rank 2 of that run",
+                                       "kill the worker with rank 2 of that run",
                                        NULL};
 
 const cli_command cli_ps = {
     .name = "ps",
-    .summary = "Show the runs that are going on",
+    .summary = "List the active runs",
     .usage = usage,
     .help =
-        "A line for each run with workers on this host, or for each one in a store: its state, the "
-        "epoch (each change of its ranks begins a new one), ranks, hosts, step, speed, and what "
-        "is wrong with it, if anything is. Runs started with -n 1 or 'tandem run' have no session, "
-        "and are not shown.\n\n"
-        "RUN names one run: its name, its folder, the job's name, the session, or the process of the "
-        "'tandem train' that began it ($! in a shell).",
+        "Prints one line for each run with workers on this host, or for each run in a store: its "
+        "state, the membership epoch (each change of its ranks starts a new one), ranks, hosts, step, "
+        "speed, and its problems, if there are any. Runs started with -n 1 or 'tandem run' have no "
+        "session and are not shown.\n\n"
+        "RUN selects one run: its name, its directory, the name of the job, the session, or the "
+        "process id of the 'tandem train' that started it ($! in a shell).",
     .examples = examples,
     .max_arguments = 1,
-    .options = {{.name = "wait",
-                 .value = "S",
-                 .help =
-                     "Wait up to S seconds until RUN is there, and with --pid that rank of it."},
-                {.name = "pid",
-                 .value = "RANK",
-                 .help = "Print the process number of this rank alone, for kill and the like."},
-                {.name = "long", .letter = 'l', .help = "Each rank, and each host's agent, too."},
-                SESSION_OPTION_STORE,
-                SESSION_OPTION_JOB,
-                CLI_OPTION_JSON},
-    .run = run,
+    .options =
+        {{.name = "wait",
+          .value = "S",
+          .help = "Wait up to S seconds until RUN is active; with --pid, until it has that rank."},
+         {.name = "pid",
+          .value = "RANK",
+          .help = "Print only the process id of this rank, for use with kill."},
+         {.name = "long",
+          .letter = 'l',
+          .help = "Show the ranks and the agents of the hosts as well."},
+         SESSION_OPTION_STORE,
+         SESSION_OPTION_JOB,
+         CLI_OPTION_JSON},
+    .run = ps_run,
 };

@@ -1,8 +1,8 @@
 /*
- * cmd_replay.c: `tandem replay`: a step of a run once more, lane by lane.
+ * cmd_replay.c: `tandem replay`: runs a step of a run again, lane by lane.
  *
- * The library does the work (tdm_replay); here are the words: how far it has to go, what each lane did,
- * the gradient of each parameter, and whether the run itself noted down the same.
+ * The library does the work (tdm_replay); this file prints the progress, the results of each lane, the
+ * gradient of each parameter, and whether they agree with the metrics of the run.
  */
 #include "model.h"
 #include "progress.h"
@@ -32,7 +32,7 @@ static void on_event(const tdm_train_status *status, void *user)
             fprintf(stderr, "from %s", cli_short_path(status->checkpoint_path));
         else
             fprintf(stderr, "from the beginning of %s", cli_short_path(status->run_path));
-        fprintf(stderr, ": %" PRIu64 " step%s to train on before this one\n", steps,
+        fprintf(stderr, ": %" PRIu64 " step%s to train before this one\n", steps,
                 steps == 1 ? "" : "s");
     } else if (status->event == TDM_TRAIN_EVENT_STEP) {
         progress_show(&s->bar, status, false);
@@ -41,9 +41,9 @@ static void on_event(const tdm_train_status *status, void *user)
     }
 }
 
-/* ---- words ----------------------------------------------------------------------------------- */
+/* ---- text ------------------------------------------------------------------------------------ */
 
-/* The samples of a lane's rows: the first few, or all. */
+/* Adds the samples of a lane: the first few, or all. */
 static void add_samples(const tdm_replay_result *r, const tdm_replay_lane *lane, bool all,
                         tdm_str *out)
 {
@@ -74,7 +74,7 @@ static void add_lanes(const tdm_replay_result *r, int64_t only, bool all, tdm_st
         cli_table_cell(&table, "%lld to %lld", (long long)lane->first_row,
                        (long long)(lane->first_row + lane->row_count - 1));
         cli_table_cell(&table, "%.6g", lane->loss);
-        cli_table_cell(&table, "%.6g%s", lane->grad_norm, lane->finite ? "" : " (bad)");
+        cli_table_cell(&table, "%.6g%s", lane->grad_norm, lane->finite ? "" : " (non-finite)");
         cli_table_cell(&table, "%s", tdm_str_text(&samples));
         tdm_str_release(&samples);
     }
@@ -106,11 +106,11 @@ static void add_tensors(const tdm_replay_result *r, bool all, tdm_str *out)
 static void add_record(const tdm_replay_result *r, tdm_str *out)
 {
     if (!r->recorded) {
-        tdm_str_add(out, "recorded       nothing for this step (run.log_every_steps)\n");
+        tdm_str_add(out, "recorded       no metrics for this step (run.log_every_steps)\n");
     } else if (r->agrees) {
         tdm_str_add(out, "recorded       the same\n");
     } else if (r->recorded_skipped) {
-        tdm_str_add(out, "recorded       the step was skipped for bad numbers: NOT the same\n");
+        tdm_str_add(out, "recorded       step skipped for non-finite numbers: NOT the same\n");
     } else {
         tdm_str_addf(out, "recorded       loss %.9g, learning rate %.9g", r->recorded_loss,
                      r->recorded_lr);
@@ -133,15 +133,16 @@ static void result_text(const cli_args *args, const tdm_replay_result *r, int64_
     else
         tdm_str_add(out, "from           the beginning");
     uint64_t steps = r->step - 1 - r->from_step;
-    tdm_str_addf(out, ", %" PRIu64 " step%s on, in %s\n", steps, steps == 1 ? "" : "s",
+    tdm_str_addf(out, ", %" PRIu64 " step%s later, in %s\n", steps, steps == 1 ? "" : "s",
                  tdm_text_duration(r->seconds, time_text));
     tdm_str_addf(out, "loss           %.9g\ngradient norm  %.9g, before clipping\n", r->loss,
                  r->grad_norm);
     tdm_str_addf(out, "learning rate  %.9g\n", r->lr);
     add_record(r, out);
     if (!r->finite)
-        tdm_str_addf(out, "bad numbers    %s\n",
-                     r->bad_text ? r->bad_text : "they came and went: check this machine's memory");
+        tdm_str_addf(out, "non-finite     %s\n",
+                     r->bad_text ? r->bad_text
+                                 : "not reproducible: check the memory of this machine");
     tdm_str_add_char(out, '\n');
     add_lanes(r, only, cli_has(args, "all"), out);
     add_tensors(r, cli_has(args, "all"), out);
@@ -219,38 +220,38 @@ static void result_json(const cli_args *args, const tdm_replay_result *r, int64_
 
 /* ---- running --------------------------------------------------------------------------------- */
 
-/* The names of --dump, between commas. False after a mistake, which has been printed. */
+/* Splits the names of --dump at the commas. False after an error, which has been printed. */
 static bool split_dumps(const cli_args *args, tdm_arena *arena, const char **names, size_t *count)
 {
     const char *list = cli_value(args, "dump");
     *count = 0;
     if (!list && !cli_has(args, "out")) return true;
     if (!list || !cli_has(args, "out")) {
-        cli_error("replay: --dump says which tensors and --out into which file: give both");
+        cli_error("replay: --dump (the tensors) and --out (the file) must be given together");
         return false;
     }
     while (*list) {
         size_t length = strcspn(list, ",");
         if (length > 0) {
             if (*count == MAX_DUMPS) {
-                cli_error("replay: --dump takes at most %d names", MAX_DUMPS);
+                cli_error("replay: --dump accepts at most %d names", MAX_DUMPS);
                 return false;
             }
             names[(*count)++] = tdm_arena_strndup(arena, list, length);
         }
         list += length + (list[length] == ',');
     }
-    if (*count == 0) cli_error("replay: --dump has no name in it");
+    if (*count == 0) cli_error("replay: --dump contains no name");
     return *count > 0;
 }
 
-static int replay(const cli_args *args, const tdm_job *job, const tdm_replay_options *asked,
-                  int64_t only)
+static int replay_step(const cli_args *args, const tdm_job *job, const tdm_replay_options *asked,
+                       int64_t only)
 {
     int64_t lanes = tdm_lanes_of(job);
     if (only >= lanes) {
-        cli_error("replay: there is no lane %lld: the job has %lld, counted from 0",
-                  (long long)only, (long long)lanes);
+        cli_error("replay: lane %lld does not exist: the job has lanes 0 to %lld", (long long)only,
+                  (long long)lanes - 1);
         return CLI_USAGE;
     }
     session s = {.silent = cli_json(args) || cli_has(args, "quiet")};
@@ -272,12 +273,12 @@ static int replay(const cli_args *args, const tdm_job *job, const tdm_replay_opt
     return cli_print(&out);
 }
 
-static int run(const cli_args *args)
+static int replay_run(const cli_args *args)
 {
     const char *names[MAX_DUMPS];
     int64_t step = 0, only = -1, ranks = 1;
     if (!cli_has(args, "step")) {
-        cli_error("replay: which step? usage: %s", args->command->usage[0]);
+        cli_error("replay: --step is missing; usage: %s", args->command->usage[0]);
         return CLI_USAGE;
     }
     if (!cli_int(args, "step", 1, INT64_MAX, &step) || !cli_int(args, "lane", 0, 65535, &only) ||
@@ -285,7 +286,7 @@ static int run(const cli_args *args)
         return CLI_USAGE;
     tdm_arena *arena = tdm_arena_create("command");
     if (!arena) {
-        cli_error("replay: no memory");
+        cli_error("replay: out of memory");
         return CLI_FAILED;
     }
     tdm_replay_options options = {.run = args->arguments[0],
@@ -299,7 +300,7 @@ static int run(const cli_args *args)
         cli_show_warnings();
         if (path && cli_check_run("replay", options.run) == CLI_OK)
             document = cli_load_job(args, path, &code);
-        if (document) code = replay(args, tdm_job_document_job(document), &options, only);
+        if (document) code = replay_step(args, tdm_job_document_job(document), &options, only);
         tdm_job_document_destroy(document);
     }
     tdm_arena_destroy(arena);
@@ -310,25 +311,25 @@ static const char *const usage[] = {
     "tandem replay RUN --step S [--lane L] [--all] [--json]",
     "tandem replay RUN --step S --dump NAME[,NAME...] --out FILE.safetensors", NULL};
 static const char *const examples[] = {
-    "tandem replay runs/digits-1 --step 120", "what each lane did in step 120",
+    "tandem replay runs/digits-1 --step 120", "show the lanes of step 120",
     "tandem replay runs/gpt-3 --step 900 --lane 5 --dump lane.5/grad/wte.weight --out g.safetensors",
-    "one lane of it, and its gradient for one parameter", NULL};
+    "show one lane, and write its gradient of one parameter", NULL};
 
 const cli_command cli_replay = {
     .name = "replay",
-    .summary = "Do a step of a run once more, and look at it lane by lane",
+    .summary = "Run a step of a run again and show it lane by lane",
     .usage = usage,
     .help =
-        "Takes the newest good checkpoint before the step, or begins anew where there is none, "
-        "trains on to the step in this process, and looks at it: the samples, the loss and the "
-        "gradient of each lane, and the gradient of each parameter. However many ranks on however "
-        "many hosts the run had, the numbers are those it had, bit for bit; what its metrics.jsonl "
-        "has for the step is compared. Steps count from 1, as on the progress line. Nothing in the "
-        "run's folder is changed; the run may be finished, dead or in progress.\n\n"
-        "--dump writes tensors: the state before the step by its names in checkpoints (fc1.weight), "
-        "the gradient summed over the lanes (grad/fc1.weight), a lane's part of it "
-        "(lane.3/grad/fc1.weight), and what any op of a lane makes, forward or backward "
-        "(lane.3/fc3.matmul; 'tandem inspect JOB' names the ops).",
+        "Starts from the newest valid checkpoint before the step, or from the beginning if there is "
+        "none, trains up to the step in this process, and prints the samples, the loss and the "
+        "gradient of each lane, and the gradient of each parameter. The numbers are bit-identical to "
+        "those of the run, for any number of ranks and hosts; they are compared with metrics.jsonl. "
+        "Steps count from 1, as on the progress line. The run directory is not changed; the run may "
+        "be finished, dead or in progress.\n\n"
+        "--dump writes tensors: the state before the step, by its names in checkpoints (fc1.weight); "
+        "the gradient summed over the lanes (grad/fc1.weight); the part of a lane "
+        "(lane.3/grad/fc1.weight); and the output of any forward or backward op of a lane "
+        "(lane.3/fc3.matmul; 'tandem inspect JOB' lists the ops).",
     .examples = examples,
     .min_arguments = 1,
     .max_arguments = 1,
@@ -339,14 +340,14 @@ const cli_command cli_replay = {
                 {.name = "all", .help = "Show all samples of all lanes, and all parameters."},
                 {.name = "dump",
                  .value = "NAMES",
-                 .help = "Write these tensors, with commas between them, to the file of --out."},
-                {.name = "out", .value = "FILE", .help = "A safetensors file for --dump."},
+                 .help = "Write these tensors, separated by commas, to the file of --out."},
+                {.name = "out", .value = "FILE", .help = "The safetensors file for --dump."},
                 {.name = "workers",
                  .letter = 'n',
                  .value = "1",
-                 .help = "A replay is one process; to say so is allowed."},
+                 .help = "A replay is always one process; the option is accepted for symmetry."},
                 CLI_OPTION_SET,
                 {.name = "quiet", .letter = 'q', .help = "Print only the result."},
                 CLI_OPTION_JSON},
-    .run = run,
+    .run = replay_run,
 };

@@ -1,9 +1,9 @@
 /*
- * cmd_stop.c: `tandem stop`: ends a run from anywhere, with a checkpoint or at once.
+ * cmd_stop.c: `tandem stop`: ends a run, with a checkpoint or immediately.
  */
 #include "session.h"
 
-static int run(const cli_args *args)
+static int stop_run(const cli_args *args)
 {
     tdm_arena *arena = tdm_arena_create("command");
     session_ref ref;
@@ -14,10 +14,9 @@ static int run(const cli_args *args)
         tdm_str text = TDM_STR_INIT;
         const char *title = session_title(&ref.view);
         if (now)
-            tdm_str_addf(
-                &text,
-                "%s: its workers are being killed; steps since the newest checkpoint are lost\n",
-                title);
+            tdm_str_addf(&text,
+                         "%s: killing its workers; steps since the newest checkpoint are lost\n",
+                         title);
         else
             tdm_str_addf(&text, "%s stops after its step, with a checkpoint\n", title);
         code = cli_print(&text);
@@ -29,24 +28,24 @@ static int run(const cli_args *args)
 static const char *const usage[] = {"tandem stop RUN [--now] [--store URL]", NULL};
 static const char *const examples[] = {
     "tandem stop digits-1", "finish the step, save a checkpoint, end", "tandem stop digits-1 --now",
-    "end at once, as a power cut would", NULL};
+    "end immediately, without a checkpoint", NULL};
 
 const cli_command cli_stop = {
     .name = "stop",
-    .summary = "Stop a run that is going on",
+    .summary = "Stop an active run",
     .usage = usage,
     .help =
-        "Asks a run to end after the step in progress, with a checkpoint; 'tandem train --resume' "
-        "goes on from there. The command does not wait for the end: 'tandem ps' shows it. RUN is "
-        "the run's name, its folder, or the session that 'tandem ps' shows.",
+        "Stops a run after the current step, with a checkpoint; 'tandem train --resume' resumes from "
+        "it. The command does not wait for the end of the run: 'tandem ps' shows the state. RUN is "
+        "the name of the run, its directory, or the session that 'tandem ps' shows.",
     .examples = examples,
     .min_arguments = 1,
     .max_arguments = 1,
     .options = {{.name = "now",
                  .help =
-                     "Kill the workers at once. Steps since the newest checkpoint are done again "
-                     "when the run goes on."},
+                     "Kill the workers immediately. Steps since the newest checkpoint are repeated "
+                     "when the run is resumed."},
                 SESSION_OPTION_STORE,
                 SESSION_OPTION_JOB},
-    .run = run,
+    .run = stop_run,
 };

@@ -1,6 +1,6 @@
 /*
- * cmd_trace.c: `tandem trace`: what the ranks of a run did last, who waits for whom, and because of
- * whom; also while they run, and after they were killed.
+ * cmd_trace.c: `tandem trace`: prints the last events of the ranks of a run, which rank waits for which,
+ * and the cause; also while the ranks run, and after they were killed.
  */
 #include "model.h"
 
@@ -21,7 +21,7 @@ static const char *state_of(const tdm_trace_rank *r)
 {
     if (r->closed) return "closed";
     if (r->running) return "running";
-    return r->here ? "killed or crashed" : "on another machine, or before its last start";
+    return r->here ? "killed or crashed" : "on another machine, or before the last reboot";
 }
 
 static double age_s(const view *v, const tdm_trace_rank *r, const tdm_trace_event *e)
@@ -57,7 +57,7 @@ static void show_rank(const view *v, const tdm_trace_rank *r, tdm_str *out)
 
 /* ---- JSON ------------------------------------------------------------------------------------------ */
 
-/* The name of a mark: what is printable of it, as it may have been cut within a letter. */
+/* Writes the name of a mark. It may have been cut within a character, so only printable ASCII is kept. */
 static void put_mark(tdm_json_writer *w, const tdm_trace_event *e)
 {
     char name[sizeof e->text + 1] = "";
@@ -160,7 +160,7 @@ static int write_chrome(const tdm_trace *trace, const char *path)
     tdm_error err;
     int code = CLI_OK;
     if (!tdm_str_ok(&text)) {
-        cli_error("trace: no memory for the picture");
+        cli_error("trace: out of memory for the Chrome trace");
         code = CLI_FAILED;
     } else if (tdm_file_replace(path, text.data, text.length, &err) != TDM_OK) {
         code = cli_fail(&err);
@@ -176,11 +176,10 @@ static bool has_rank(const view *v)
     return false;
 }
 
-static int show(const view *v, const cli_args *args)
+static int show_trace(const view *v, const cli_args *args)
 {
     if (v->rank >= 0 && !has_rank(v)) {
-        cli_error("trace: %s: rank %lld left no trace there", args->arguments[0],
-                  (long long)v->rank);
+        cli_error("trace: %s: no trace of rank %lld", args->arguments[0], (long long)v->rank);
         return CLI_FAILED;
     }
     const char *chrome = cli_value(args, "chrome");
@@ -200,7 +199,7 @@ static int show(const view *v, const cli_args *args)
     return cli_print(&out);
 }
 
-static int run(const cli_args *args)
+static int trace_run(const cli_args *args)
 {
     view v = {.rank = -1, .last = cli_json(args) ? TDM_TRACE_EVENTS : EVENTS_SHOWN};
     if (!cli_int(args, "rank", 0, TDM_MAX_RANKS - 1, &v.rank) ||
@@ -215,34 +214,35 @@ static int run(const cli_args *args)
         return status == TDM_ERR_NOT_FOUND ? CLI_USAGE : failed;
     }
     v.trace = trace;
-    int code = show(&v, args);
+    int code = show_trace(&v, args);
     tdm_trace_close(trace);
     return code;
 }
 
 static const char *const usage[] = {
     "tandem trace RUN [--rank R] [--last N] [--json] [--chrome FILE]", NULL};
-static const char *const examples[] = {"tandem trace runs/try",
-                                       "what did each rank do last, and who waits for whom?",
-                                       "tandem trace runs/try --rank 2 --last 100",
-                                       "the last 100 events of rank 2",
-                                       "tandem trace runs/try --chrome trace.json",
-                                       "a picture, for chrome://tracing or ui.perfetto.dev",
-                                       NULL};
+static const char *const examples[] = {
+    "tandem trace runs/try",
+    "the last events of each rank, and which rank waits for which",
+    "tandem trace runs/try --rank 2 --last 100",
+    "the last 100 events of rank 2",
+    "tandem trace runs/try --chrome trace.json",
+    "a timeline for chrome://tracing or ui.perfetto.dev",
+    NULL};
 
 const cli_command cli_trace = {
     .name = "trace",
-    .summary = "Show what the ranks of a run did last, and who waits for whom",
+    .summary = "Show the last events of the ranks of a run, and which rank waits for which",
     .usage = usage,
     .help =
-        "Each rank keeps its last 4,096 events in a file of the folder that 'tandem run --run' names, "
-        "which also a rank that was killed leaves behind. RUN is that folder, or the one with the "
-        "files themselves. It may be read while the ranks run. Without '--run', and by 'tandem "
-        "train -n', they are kept only when a rank fails; the message says where.\n\n"
-        "Ages count from now while a rank still runs on this machine, else from the newest event "
-        "of all. Ranks of one machine are put side by side by its monotonic clock, those of "
-        "different machines by the wall clock. At the end stands who waits for whom in which "
-        "call, and the culprit: the rank at which the waiting ends.",
+        "Each rank records its last 4,096 events in a file of the directory that 'tandem run --run' "
+        "names; the file survives if the rank is killed. RUN is that directory, or the directory with "
+        "the files. It can be read while the ranks run. Without '--run', and with 'tandem train -n', "
+        "the files are kept only if a rank fails; the error message contains their path.\n\n"
+        "Ages are relative to the current time if a rank still runs on this machine, otherwise to the "
+        "newest event. Ranks of one machine are aligned by its monotonic clock, ranks of different "
+        "machines by the wall clock. The last lines show which rank waits for which in which call, "
+        "and the culprit: the rank that the others wait for.",
     .examples = examples,
     .min_arguments = 1,
     .max_arguments = 1,
@@ -250,11 +250,12 @@ const cli_command cli_trace = {
                 {.name = "last",
                  .letter = 'l',
                  .value = "N",
-                 .help = "Show the last N events of each rank (10; with --json all)."},
+                 .help = "Show the last N events of each rank. Default: 10; with --json, all."},
                 {.name = "chrome",
                  .value = "FILE",
-                 .help = "Write all as Chrome's trace JSON to FILE (- for the standard output): "
-                         "one process for each rank, calls and waits as bars, messages as arrows."},
+                 .help =
+                     "Write all events as Chrome trace JSON to FILE (- for standard output): one "
+                     "process for each rank, calls and waits as bars, messages as arrows."},
                 CLI_OPTION_JSON},
-    .run = run,
+    .run = trace_run,
 };

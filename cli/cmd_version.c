@@ -1,7 +1,7 @@
 /* cmd_version.c: `tandem version`. */
 #include "cli.h"
 
-static int run(const cli_args *args)
+static int version_run(const cli_args *args)
 {
     tdm_str out = TDM_STR_INIT;
     if (cli_json(args)) {
@@ -24,5 +24,5 @@ const cli_command cli_version = {
     .usage = usage,
     .help = "Prints the version of the library that the program runs with.",
     .options = {CLI_OPTION_JSON},
-    .run = run,
+    .run = version_run,
 };

@@ -1,6 +1,6 @@
 /*
- * doctor.h: findings of `tandem doctor`, which cmd_doctor.c (the machine) and doctor_security.c (a run or
- * a job) gather.
+ * doctor.h: findings of `tandem doctor`, collected by cmd_doctor.c (the machine) and doctor_security.c (a
+ * run or a job).
  */
 #ifndef TANDEM_CLI_DOCTOR_H
 #define TANDEM_CLI_DOCTOR_H
@@ -14,7 +14,7 @@ typedef struct finding {
     char name[24];
     char value[400];
     verdict verdict;
-    const char *advice; /* NULL when all is well */
+    const char *advice; /* NULL if the verdict is OK */
 } finding;
 
 enum { MAX_FINDING = 64 };
@@ -24,12 +24,12 @@ typedef struct report {
     int count;
 } report;
 
-/* `advice` is said unless the verdict is OK. What does not fit in the report is left out. */
+/* Adds a finding. `advice` is printed unless the verdict is OK. Findings beyond MAX_FINDING are dropped. */
 void doctor_find(report *r, const char *group, const char *name, verdict v, const char *advice,
                  const char *fmt, ...) TDM_PRINTF(6, 7);
 
-/* What listens where, what is encrypted, and who could join: of a job file, or of a run that is going on. An
- * exit code. */
+/* Checks which sockets listen, what is encrypted and who could join, for a job file or an active run.
+ * Returns an exit code. */
 int doctor_look_at_security(const cli_args *args, const char *target, report *r);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * doctor_security.c: `tandem doctor --security`: what a job would expose, or a run does.
+ * doctor_security.c: `tandem doctor --security`: what a job would expose, or an active run exposes.
  *
- * Of a job: what its keys and this environment say. Of a run that is going on, in addition: the sockets
- * on which its processes of this host listen, as the kernel lists them, and the files of its session.
+ * For a job it checks its keys and the environment. For an active run it also checks the sockets on which
+ * its processes on this host listen, as listed by the kernel, and the files of its session.
  */
 #include "doctor.h"
 #include "session.h"
@@ -18,10 +18,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- connections, as the job has them ------------------------------------------------------------------ */
+/* ---- connections ---------------------------------------------------------------------------------------- */
 
-/* As ranks would have it: the environment wins over the job. A value that is none of them ends them, so it counts
- * as the job's here. */
+/* The mode that ranks would use: the environment overrides the job. An invalid value, with which ranks do
+ * not start, is ignored here. */
 static tdm_security mode_of(const tdm_job *job)
 {
     tdm_comm_options options = {0};
@@ -39,40 +39,39 @@ static void look_at_connections(const tdm_job *job, report *r)
     bool is_foreign = strstr(transport, "ucx") || strstr(transport, "mpi");
     doctor_find(
         r, "connections", "transport", is_foreign ? NOTE : OK,
-        "ucx and mpi neither authenticate nor encrypt what they carry between hosts: use them on "
-        "a network where every machine is trusted, or comm.transport: auto",
+        "ucx and mpi neither authenticate nor encrypt traffic between hosts: use them only on a "
+        "network with trusted machines, or set comm.transport to auto",
         "%s", transport);
     if (mode == TDM_SECURITY_OFF)
         doctor_find(
             r, "connections", "security", NOTE,
-            "ranks prove the secret when they connect, but someone who sees or changes packets between "
-            "hosts sees and changes parameters: set comm.security to auto",
+            "ranks authenticate with the secret when they connect, but an attacker on the network can "
+            "read and change parameters: set comm.security to auto",
             "off");
     else if (mode == TDM_SECURITY_TLS)
         doctor_find(r, "connections", "security", OK, NULL,
-                    "tls: TLS 1.3 by certificates, after a proof of the secret");
+                    "tls: TLS 1.3 with certificates, in addition to the secret");
     else
         doctor_find(
             r, "connections", "security", OK, NULL, "%s",
             mode == TDM_SECURITY_AUTO
-                ? "auto: TLS 1.3 by a key that is derived from the secret, for all that leaves a host"
-                : "psk: TLS 1.3 by a key that is derived from the secret, for all of TCP");
-    doctor_find(
-        r, "connections", "within a host", OK, NULL,
-        "shared memory, and UNIX sockets that other users are turned away from: no TCP port");
+                ? "auto: TLS 1.3 with a key derived from the secret, for connections between hosts"
+                : "psk: TLS 1.3 with a key derived from the secret, for all TCP connections");
+    doctor_find(r, "connections", "within a host", OK, NULL,
+                "shared memory, and UNIX sockets that reject other users: no TCP port");
 }
 
-/* A file that others should not read, or must be able to be read at all. */
+/* Checks that a file is readable, and that other users cannot read it if it is private. */
 static void look_at_file(report *r, const char *group, const char *name, const char *path,
                          bool is_private)
 {
     struct stat about;
     if (!path) {
-        doctor_find(r, group, name, PROBLEM, "set it to a PEM file", "none");
+        doctor_find(r, group, name, PROBLEM, "set it to a PEM file", "not set");
         return;
     }
     if (stat(path, &about) != 0 || access(path, R_OK) != 0)
-        doctor_find(r, group, name, PROBLEM, "name a file that this user can read", "%s", path);
+        doctor_find(r, group, name, PROBLEM, "use a file that this user can read", "%s", path);
     else
         doctor_find(r, group, name, is_private && (about.st_mode & 077) ? PROBLEM : OK,
                     "other users can read it: chmod 600", "%s (mode %o)", path,
@@ -98,19 +97,19 @@ static void look_at_store(const tdm_kv_options *kv, const char *url, report *r)
 {
     if (!url || strncmp(url, "etcd:", 5) != 0) {
         doctor_find(r, "store", "local", OK, NULL,
-                    "a file of this user's runtime folder: others can neither read nor change it");
+                    "a file in this user's runtime directory, which other users cannot access");
         return;
     }
     bool is_plain = strstr(url, "http://") != NULL;
     doctor_find(
         r, "store", "etcd", is_plain ? NOTE : OK,
-        "what goes to etcd, and who is in the run, can be read and changed on the way: give its "
-        "endpoints as https:// and set etcd.ca",
+        "an attacker on the network can read and change the traffic with etcd, including the "
+        "membership of the run: use https:// endpoints and set etcd.ca",
         "%s%s", url + 5, is_plain ? " without TLS" : "");
     doctor_find(
         r, "store", "etcd's user", kv->user || kv->certificate ? OK : NOTE,
-        "everybody who reaches etcd can stop or disturb the run, but not join it or read its "
-        "parameters: enable etcd's users (etcdctl auth enable) and set etcd.user",
+        "every client that can reach etcd can stop or disturb the run, but not join it or read its "
+        "parameters: enable authentication (etcdctl auth enable) and set etcd.user",
         "%s",
         kv->user          ? kv->user
         : kv->certificate ? "by certificate"
@@ -124,15 +123,15 @@ static void look_at_environment_secret(report *r)
     const char *text = getenv("TANDEM_SECRET"), *path = getenv("TANDEM_SECRET_FILE");
     if (text && *text)
         doctor_find(r, "secret", "source", strlen(text) < 16 ? NOTE : OK,
-                    "it is short enough to be guessed: `openssl rand -hex 16` makes a good one",
+                    "it is short enough to be guessed: use `openssl rand -hex 16`",
                     "TANDEM_SECRET, %zu characters", strlen(text));
     else if (path && *path)
         look_at_file(r, "secret", "source", path, true);
     else
         doctor_find(r, "secret", "source", OK, NULL,
-                    "drawn for each session; agents get it by ssh's standard input");
+                    "generated for each session; agents receive it through ssh's standard input");
     doctor_find(r, "secret", "who could join", OK, NULL,
-                "who has the secret: this user and root on the hosts of the session");
+                "processes with the secret: of this user and root on the hosts of the session");
 }
 
 /* ---- sockets of processes -------------------------------------------------------------------------------- */
@@ -165,7 +164,7 @@ static bool has_socket(const sockets *s, unsigned long inode)
     return false;
 }
 
-/* "0100007F:1F90" of the kernel's table: each 32 bits as a number of this machine. */
+/* Parses "0100007F:1F90" of the kernel's table; each 32 bits are a number in host byte order. */
 static void read_address(const char *hex, char *out, size_t bytes)
 {
     uint8_t raw[16] = {0};
@@ -181,7 +180,7 @@ static void read_address(const char *hex, char *out, size_t bytes)
     snprintf(out, bytes, "%s port %lu", text, strtoul(hex + digits + 1, NULL, 16));
 }
 
-/* TCP ports on which one of the process's sockets listens. */
+/* Reports the TCP ports on which the process listens, and returns their number. */
 static int look_at_tcp(int64_t pid, const sockets *s, const char *who, report *r)
 {
     static const char *const tables[] = {"tcp", "tcp6"};
@@ -201,7 +200,7 @@ static int look_at_tcp(int64_t pid, const sockets *s, const char *who, report *r
             if (state != LISTENS || !has_socket(s, inode)) continue;
             read_address(local, text, sizeof text);
             found++;
-            doctor_find(r, "listening", who, OK, NULL, "%s: proves the secret before anything else",
+            doctor_find(r, "listening", who, OK, NULL, "%s: accepts only peers with the secret",
                         text);
         }
         if (file) fclose(file);
@@ -223,8 +222,8 @@ static int look_at_unix(int64_t pid, const sockets *s, const char *who, report *
         if (sscanf(line, "%*s %*s %*s %x %*s %*s %lu %199s", &flags, &inode, name) < 2) continue;
         if (!(flags & ACCEPTS) || !has_socket(s, inode)) continue;
         found++;
-        doctor_find(r, "listening", who, OK, NULL, "UNIX socket %s: this user and root alone",
-                    name);
+        doctor_find(r, "listening", who, OK, NULL,
+                    "UNIX socket %s: accepts only this user and root", name);
     }
     if (file) fclose(file);
     return found;
@@ -248,15 +247,16 @@ static void look_at_processes(const tdm_session_view *view, report *r)
     }
     free(s);
     if (here > 0 && found == 0)
-        doctor_find(r, "listening", "ranks", OK, NULL, "no socket of %d processes listens", here);
+        doctor_find(r, "listening", "ranks", OK, NULL,
+                    "none of the %d processes listens on a socket", here);
     if (elsewhere > 0)
         doctor_find(
             r, "listening", "other hosts", NOTE,
-            "run this there, too: sockets of other hosts and users cannot be seen from here",
+            "run this command there as well: sockets of other hosts and users are not visible here",
             "%d processes", elsewhere);
 }
 
-/* ---- a run, or a job ------------------------------------------------------------------------------------- */
+/* ---- a run or a job -------------------------------------------------------------------------------------- */
 
 static int look_at_job(const cli_args *args, const char *path, report *r)
 {

@@ -1,10 +1,9 @@
 /*
- * elastic.c: the launcher of `tandem train` with workers that may come and go.
+ * elastic.c: the launcher of a session of `tandem train`.
  *
- * It has loaded and checked the job already, and hands it on as text: every key, paths absolute, so that
- * a worker that is started again after an hour has the same job, whatever became of the file. Rank 0 does
- * the talking, on streams that it inherited; what is left to say here is how it all ended when that was
- * not well, and what happens to agents.
+ * The job is already loaded and checked. The launcher passes it on as text, with all keys and absolute
+ * paths, so that a worker that is restarted later has the same job even if the file has changed. Rank 0
+ * prints, on streams that it inherited. The launcher prints only failures and the state of the agents.
  */
 #include "elastic.h"
 
@@ -23,11 +22,10 @@
 
 enum { MAX_HOSTS = 1024, MAX_WORDS = 8 };
 
-/* ---- who ------------------------------------------------------------------------------------------- */
+/* ---- hosts and limits ------------------------------------------------------------------------------- */
 
-/* The one switch: whether -n alone makes a session. TANDEM_ELASTIC=0 is the launcher of a fixed world, for
- * comparison. */
-static bool is_usual(void)
+/* Whether -n alone starts a session. TANDEM_ELASTIC=0 selects a fixed world, for comparison. */
+static bool elastic_is_enabled(void)
 {
     const char *set = getenv("TANDEM_ELASTIC");
     return !set || strcmp(set, "0") != 0;
@@ -36,7 +34,7 @@ static bool is_usual(void)
 bool elastic_is_wanted(const cli_args *args, int64_t count)
 {
     if (cli_has(args, "hosts") || cli_has(args, "max") || cli_has(args, "min")) return true;
-    return count > 1 && (is_usual() || cli_has(args, "store"));
+    return count > 1 && (elastic_is_enabled() || cli_has(args, "store"));
 }
 
 bool elastic_use_store(cli_args *args, tdm_arena *arena)
@@ -46,13 +44,13 @@ bool elastic_use_store(cli_args *args, tdm_arena *arena)
     const char *place = strncmp(url, "etcd:", 5) == 0 ? url + 5 : NULL;
     bool is_local = strcmp(url, "local") == 0;
     if (!is_local && (!place || !*place)) {
-        cli_error("train: '--store' wants etcd:http://HOST:2379 (with commas between several), or "
+        cli_error("train: '--store' expects etcd:http://HOST:2379 (several separated by commas) or "
                   "local, not '%s'",
                   url);
         return false;
     }
     if (args->set_count + 2 > CLI_MAX_SETS) {
-        cli_error("train: '--set' is given too often");
+        cli_error("train: too many --set options (maximum %d with --store)", CLI_MAX_SETS - 2);
         return false;
     }
     args->sets[args->set_count++] = is_local ? "store=local" : "store=etcd";
@@ -60,7 +58,7 @@ bool elastic_use_store(cli_args *args, tdm_arena *arena)
     return args->sets[args->set_count - 1] != NULL;
 }
 
-/* "alpha", "user@beta:4": who runs there, and how many. */
+/* Parses a host such as "alpha" or "user@beta:4"; `usual` is the number of workers without a colon. */
 static bool read_host(char *text, int64_t usual, tdm_session_start *out)
 {
     static const char good[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
@@ -71,16 +69,15 @@ static bool read_host(char *text, int64_t usual, tdm_session_start *out)
         errno = 0;
         count = strtoll(colon + 1, &end, 10);
         if (!colon[1] || *end || errno || count < 1 || count > TDM_MAX_LAUNCH) {
-            cli_error("train: '--hosts %s:%s': behind the colon stands how many workers run there, "
-                      "from 1 to %d",
-                      text, colon + 1, TDM_MAX_LAUNCH);
+            cli_error("train: '--hosts %s:%s': expected HOST:N with N from 1 to %d", text,
+                      colon + 1, TDM_MAX_LAUNCH);
             return false;
         }
     }
     const char *at = strchr(text, '@'), *name = at ? at + 1 : text;
     if (!*name || *name == '-' || *name == '.' || strspn(name, good) != strlen(name) ||
         strlen(name) >= TDM_HOST_BYTES || *text == '-') {
-        cli_error("train: '--hosts': '%s' is not a host's name", text);
+        cli_error("train: '--hosts': '%s' is not a valid host name", text);
         return false;
     }
     bool is_here = strcmp(text, "localhost") == 0;
@@ -94,7 +91,7 @@ static const char *name_of(const tdm_session_start *start)
     return start->host ? start->host : "localhost";
 }
 
-/* The hosts of the command line; 0 after a complaint. */
+/* Parses --hosts and returns the number of hosts; 0 after an error message. */
 static int read_hosts(const cli_args *args, int64_t usual, tdm_session_start *starts,
                       tdm_arena *arena)
 {
@@ -103,23 +100,23 @@ static int read_hosts(const cli_args *args, int64_t usual, tdm_session_start *st
     for (char *word = list ? strtok_r(list, ",", &rest) : NULL; word;
          word = strtok_r(NULL, ",", &rest)) {
         if (count == MAX_HOSTS) {
-            cli_error("train: '--hosts' may name %d hosts", MAX_HOSTS);
+            cli_error("train: '--hosts' accepts at most %d hosts", MAX_HOSTS);
             return 0;
         }
         if (!read_host(word, usual, &starts[count])) return 0;
         for (int i = 0; i < count; i++)
             if (strcmp(name_of(&starts[i]), name_of(&starts[count])) == 0) {
-                cli_error("train: '--hosts' names %s twice; NAME:N starts N workers there",
+                cli_error("train: '--hosts' names %s twice; use NAME:N for N workers",
                           name_of(&starts[i]));
                 return 0;
             }
         count++;
     }
-    if (count == 0) cli_error("train: '--hosts' wants names, such as alpha,beta:4");
+    if (count == 0) cli_error("train: '--hosts' expects host names, such as alpha,beta:4");
     return count;
 }
 
-/* Limits must fit to each other and to the lanes. */
+/* Reads the limits and checks them against each other and the number of lanes. */
 static bool read_limits(const cli_args *args, const tdm_job *job, int64_t started,
                         tdm_session_options *options)
 {
@@ -130,16 +127,15 @@ static bool read_limits(const cli_args *args, const tdm_job *job, int64_t starte
     if (min < 1) min = 1;
     if (max < 1) max = started > min ? started : min;
     if (started > lanes || max > lanes) {
-        cli_error("train: %lld workers cannot share %lld lanes: each executes at least one; use at "
-                  "most %lld, or set parallel.lanes higher (which changes the result)",
+        cli_error("train: %lld workers need at least as many lanes, but the job has %lld; use at "
+                  "most %lld workers, or increase parallel.lanes (which changes the result)",
                   (long long)(started > max ? started : max), (long long)lanes, (long long)lanes);
         return false;
     }
     if (started > max || min > max) {
-        cli_error(
-            "train: at least %lld and at most %lld ranks, with %lld workers to start: that does "
-            "not go together; see --min, --max and -n",
-            (long long)min, (long long)max, (long long)started);
+        cli_error("train: --min %lld, --max %lld and %lld workers to start conflict: --min and the "
+                  "number of workers must not exceed --max",
+                  (long long)min, (long long)max, (long long)started);
         return false;
     }
     options->min = (int)min;
@@ -147,31 +143,31 @@ static bool read_limits(const cli_args *args, const tdm_job *job, int64_t starte
     return true;
 }
 
-/* ---- the end --------------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------------- */
 
-static void say(void *user, const char *text)
+static void launcher_print(void *user, const char *text)
 {
     const cli_args *args = user;
     if (cli_json(args)) return;
-    if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr); /* a progress line may stand there */
+    if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr); /* erase a progress line */
     fprintf(stderr, "tandem: %s\n", text);
 }
 
-static void tell_way_on(const tdm_session_result *result, int64_t count)
+static void print_how_to_resume(const tdm_session_result *result, int64_t count)
 {
     char *checkpoint = NULL;
-    tdm_arena *arena = tdm_arena_create("way");
-    bool can_go_on = arena && result->run[0] &&
-                     tdm_run_checkpoint(result->run, arena, &checkpoint, NULL) == TDM_OK;
-    if (can_go_on)
-        fprintf(stderr, "to go on       tandem train --resume %s -n %lld\n",
+    tdm_arena *arena = tdm_arena_create("checkpoint");
+    bool can_resume = arena && result->run[0] &&
+                      tdm_run_checkpoint(result->run, arena, &checkpoint, NULL) == TDM_OK;
+    if (can_resume)
+        fprintf(stderr, "to resume      tandem train --resume %s -n %lld\n",
                 cli_short_path(result->run), (long long)count);
     else
-        fprintf(stderr, "no checkpoint had been written: the next run begins anew\n");
+        fprintf(stderr, "no checkpoint was written: the next run starts from the beginning\n");
     tdm_arena_destroy(arena);
 }
 
-static int finish(const cli_args *args, const tdm_session_result *result, int64_t count)
+static int launcher_finish(const cli_args *args, const tdm_session_result *result, int64_t count)
 {
     if (result->status == TDM_OK) {
         if (result->exit_code != 0) return result->exit_code;
@@ -182,13 +178,13 @@ static int finish(const cli_args *args, const tdm_session_result *result, int64_
     int code = cli_fail(&err);
     bool is_peer = world_is_peer(err.status);
     if ((is_peer || err.status == TDM_ERR_INTERRUPTED) && !cli_json(args))
-        tell_way_on(result, count);
+        print_how_to_resume(result, count);
     return is_peer ? CLI_PEER : code;
 }
 
-/* ---- the whole ------------------------------------------------------------------------------------- */
+/* ---- launching ------------------------------------------------------------------------------------- */
 
-/* What a worker's command line says besides the job. */
+/* Fills the words of a worker's command line after `tandem train`, without the job. */
 static bool fill_words(const cli_args *args, tdm_arena *arena, const char **words)
 {
     int n = 0;
@@ -202,8 +198,8 @@ static bool fill_words(const cli_args *args, tdm_arena *arena, const char **word
     return true;
 }
 
-static int launch(const cli_args *args, const tdm_job *job, const elastic_plan *plan,
-                  tdm_arena *arena, tdm_str *text)
+static int session_launch(const cli_args *args, const tdm_job *job, const elastic_plan *plan,
+                          tdm_arena *arena, tdm_str *text)
 {
     const char *words[MAX_WORDS] = {NULL};
     tdm_session_start *starts = tdm_arena_array(arena, MAX_HOSTS + 1, sizeof *starts);
@@ -216,22 +212,23 @@ static int launch(const cli_args *args, const tdm_job *job, const elastic_plan *
                                    .starts = starts,
                                    .start_count = 1,
                                    .grace_s = job->elastic.grace,
-                                   .say = say,
+                                   .say = launcher_print,
                                    .user = (void *)(uintptr_t)args};
     if (!starts || !options.tandem || !fill_words(args, arena, words)) return CLI_FAILED;
     int code = session_store_of(job, arena, &options.kv);
     if (code != CLI_OK) return code;
     if (strstr(elastic_transport(job), "mpi")) {
-        cli_error("train: the transport mpi is for ranks that mpirun or srun starts: start 'tandem "
-                  "train' with one of them, or leave comm.transport at auto");
+        cli_error("train: the transport mpi requires ranks that mpirun or srun starts: run 'tandem "
+                  "train' under one of them, or set comm.transport to auto");
         return CLI_USAGE;
     }
     starts[0] = (tdm_session_start){.host = plan->host, .count = (int)plan->count};
     if (cli_has(args, "hosts")) options.start_count = read_hosts(args, plan->count, starts, arena);
     if (options.start_count == 0) return CLI_USAGE;
     if (cli_has(args, "hosts") && !options.kv.url) {
-        cli_error("train: '--hosts' needs a store that all of them reach: 'store: etcd' with "
-                  "'etcd.endpoints' in the job, or --store etcd:http://HOST:2379");
+        cli_error(
+            "train: '--hosts' requires a store that all hosts can reach: set 'store: etcd' and "
+            "'etcd.endpoints' in the job, or use --store etcd:http://HOST:2379");
         return CLI_USAGE;
     }
     int64_t started = plan->coming;
@@ -242,24 +239,24 @@ static int launch(const cli_args *args, const tdm_job *job, const elastic_plan *
     tdm_session_result result;
     tdm_error err;
     if (tdm_session_launch(&options, &result, &err) != TDM_OK) return cli_fail(&err);
-    return finish(args, &result, plan->count + plan->coming);
+    return launcher_finish(args, &result, plan->count + plan->coming);
 }
 
 void elastic_hold_signals(void)
 {
-    sigset_t asking;
-    sigemptyset(&asking);
-    sigaddset(&asking, SIGINT);
-    sigaddset(&asking, SIGTERM);
-    sigaddset(&asking, SIGUSR1);
-    sigprocmask(SIG_BLOCK, &asking, NULL);
+    sigset_t held;
+    sigemptyset(&held);
+    sigaddset(&held, SIGINT);
+    sigaddset(&held, SIGTERM);
+    sigaddset(&held, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &held, NULL);
 }
 
 int elastic_launch(const cli_args *args, const tdm_job *job, const elastic_plan *plan)
 {
     tdm_arena *arena = tdm_arena_create("command");
     tdm_str text = TDM_STR_INIT;
-    int code = arena ? launch(args, job, plan, arena, &text) : CLI_FAILED;
+    int code = arena ? session_launch(args, job, plan, arena, &text) : CLI_FAILED;
     tdm_str_release(&text);
     tdm_arena_destroy(arena);
     return code;

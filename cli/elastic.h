@@ -1,5 +1,5 @@
 /*
- * elastic.h: `tandem train` with workers that may come and go: its launcher, and a worker's surroundings.
+ * elastic.h: sessions of `tandem train`, whose membership may change: the launcher and a worker.
  */
 #ifndef TANDEM_CLI_ELASTIC_H
 #define TANDEM_CLI_ELASTIC_H
@@ -9,41 +9,43 @@
 #include <tandem/cluster.h>
 #include <tandem/elastic.h>
 
-/* Whether so many workers are a session's: agents start them, and the others go on when one dies. */
+/* Whether `count` workers run as a session, in which agents start workers and training survives the
+ * death of one. */
 bool elastic_is_wanted(const cli_args *args, int64_t count);
-/* Puts what --store says in front of the overrides of `args`. False after a complaint. */
+/* Adds the value of --store to the overrides of `args`. False after an error message. */
 bool elastic_use_store(cli_args *args, tdm_arena *arena);
 typedef struct elastic_plan {
-    int64_t count;       /* workers here, or on each host of --hosts that does not say it */
-    int64_t coming;      /* workers of agents on other hosts that come by themselves */
-    const char *session; /* its name; NULL: one is drawn */
-    const char *host;    /* what this host is called; NULL: its name */
+    int64_t count;       /* workers on this host, or on each host of --hosts without a number */
+    int64_t coming;      /* workers of agents that other tasks start on other hosts */
+    const char *session; /* its name; NULL: generated */
+    const char *host;    /* the name of this host in the session; NULL: the host name */
 } elastic_plan;
-/* From now on SIGINT, SIGTERM and SIGUSR1 wait for a launcher or an agent in this process, which takes them. */
+/* Blocks SIGINT, SIGTERM and SIGUSR1, so that they stay pending until a launcher or an agent in this
+ * process handles them. */
 void elastic_hold_signals(void);
-/* Starts a session, waits for its end, and gives its exit code. */
+/* Starts a session, waits for its end, and returns its exit code. */
 int elastic_launch(const cli_args *args, const tdm_job *job, const elastic_plan *plan);
 
-/* What carries bytes between ranks: "auto", "shm+ucx"; from the job, or else the environment. */
+/* The transport, such as "auto" or "shm+ucx"; from the job, or from the environment if that is auto. */
 const char *elastic_transport(const tdm_job *job);
 
 /* This process as a worker of a session. */
 typedef struct elastic_worker {
     tdm_worker *worker;
-    tdm_shm *shm;       /* where the state lies: the host's, or its own */
-    tdm_shm *own_vault; /* NULL: none */
+    tdm_shm *shm;     /* the segment with the state: the host's, or own_shm */
+    tdm_shm *own_shm; /* NULL: none */
     tdm_member *member;
-    tdm_member_options membership; /* that it was made with */
+    tdm_member_options membership; /* the options of `member` */
     tdm_kv_options kv;
     tdm_arena *arena;
 } elastic_worker;
 
 /* Whether an agent has started this process. */
 bool elastic_is_worker(void);
-/* Joins the session; an exit code after a complaint. */
+/* Joins the session and returns an exit code; prints a message on failure. */
 int elastic_join(const tdm_job *job, elastic_worker *out);
 void elastic_leave(elastic_worker *worker);
-/* The exit code for this error, which is told to the session when it is one for all. */
+/* Returns the exit code for this error, and reports it to the session if it concerns all workers. */
 int elastic_fail(elastic_worker *worker, const tdm_error *err);
 
 #endif

@@ -1,10 +1,10 @@
 /*
- * elastic_worker.c: this process as a worker of a session: what its agent put into the environment, and
- * what its end means for the others.
+ * elastic_worker.c: this process as a worker of a session: it reads what its agent put into the
+ * environment, joins the session, and reports errors to it.
  *
- * Limits come from the session, not from the job: --min and --max were said to the launcher. An error that
- * would meet every worker is put into the store before the worker ends, in its own words; who comes first
- * is the one that is heard.
+ * Limits come from the session, not from the job, because --min and --max are options of the launcher. A
+ * worker writes an error that concerns all workers to the store before it ends; the first error written
+ * is the one that the session reports.
  */
 #include "elastic.h"
 
@@ -37,7 +37,7 @@ static tdm_status read_limits(const elastic_worker *w, tdm_member_options *optio
     tdm_status status = tdm_kv_open(&w->kv, &kv, err);
     if (status == TDM_OK) status = tdm_session_look(kv, options->session, w->arena, &view, err);
     tdm_kv_close(kv);
-    if (status == TDM_ERR_NOT_FOUND) /* it ended while this host was cut off, and was removed */
+    if (status == TDM_ERR_NOT_FOUND) /* it ended and was removed while this host was disconnected */
         return tdm_fail(err, TDM_ERR_PEER_LEFT, "the session '%s' has ended", options->session);
     if (status != TDM_OK) return status;
     options->is_begun = true;
@@ -46,19 +46,19 @@ static tdm_status read_limits(const elastic_worker *w, tdm_member_options *optio
     return TDM_OK;
 }
 
-/* Ranks of a host that do not talk through its memory are hosts of their own to each other: each of them
- * keeps a state of its own, and so needs memory of its own. */
-static tdm_status find_memory(const tdm_job *job, elastic_worker *w, tdm_error *err)
+/* Selects the shared memory segment for the state. Ranks of one host that do not communicate through
+ * shared memory treat each other as separate hosts: each keeps its own state in its own segment. */
+static tdm_status worker_open_shm(const tdm_job *job, elastic_worker *w, tdm_error *err)
 {
     const char *transport = elastic_transport(job);
     w->shm = tdm_worker_shm(w->worker);
     if (strcmp(transport, "auto") == 0 || strncmp(transport, "shm", 3) == 0) return TDM_OK;
-    TDM_TRY(tdm_shm_create(&w->own_vault, err));
-    w->shm = w->own_vault;
+    TDM_TRY(tdm_shm_create(&w->own_shm, err));
+    w->shm = w->own_shm;
     return TDM_OK;
 }
 
-static tdm_status join(const tdm_job *job, elastic_worker *w, tdm_error *err)
+static tdm_status worker_join(const tdm_job *job, elastic_worker *w, tdm_error *err)
 {
     tdm_member_options options = {.session = NULL};
     TDM_TRY(tdm_member_environment(&options, err));
@@ -72,7 +72,7 @@ static tdm_status join(const tdm_job *job, elastic_worker *w, tdm_error *err)
     options.lease_s = job->elastic.heartbeat;
     options.needs_all_hosts = job->parallel.zero > 0 && !job->elastic.mirror;
     TDM_TRY(tdm_worker_open(&w->worker, err));
-    TDM_TRY(find_memory(job, w, err));
+    TDM_TRY(worker_open_shm(job, w, err));
     options.shm_id = tdm_shm_id(w->shm);
     TDM_TRY(read_limits(w, &options, err));
     w->membership = options;
@@ -84,7 +84,7 @@ int elastic_join(const tdm_job *job, elastic_worker *out)
     tdm_error err = {0};
     *out = (elastic_worker){.arena = tdm_arena_create("worker")};
     if (!out->arena) return CLI_FAILED;
-    if (join(job, out, &err) == TDM_OK) return CLI_OK;
+    if (worker_join(job, out, &err) == TDM_OK) return CLI_OK;
     int code = cli_fail(&err);
     elastic_leave(out);
     if (err.status == TDM_ERR_PEER_LEFT) return TDM_WORKER_LEFT;
@@ -95,7 +95,7 @@ void elastic_leave(elastic_worker *worker)
 {
     tdm_member_destroy(worker->member);
     tdm_worker_close(worker->worker);
-    tdm_shm_close(worker->own_vault);
+    tdm_shm_close(worker->own_shm);
     tdm_arena_destroy(worker->arena);
     *worker = (elastic_worker){.arena = NULL};
 }
@@ -114,6 +114,6 @@ int elastic_fail(elastic_worker *worker, const tdm_error *err)
         (void)tdm_session_end(kv, session, err->status, err->message, tdm_member_id(worker->member),
                               NULL);
     tdm_kv_close(kv);
-    cli_hush(CLI_SAY_NOTHING); /* the launcher says it */
+    cli_hush(CLI_SAY_NOTHING); /* the launcher prints it */
     return cli_fail(err);
 }

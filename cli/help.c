@@ -1,6 +1,6 @@
 /*
- * help.c: help on the terminal, the manual page and shell completions, all from the commands'
- * tables.
+ * help.c: help on the terminal, the manual page and shell completions, generated from the tables of
+ * the commands.
  */
 #include "cli.h"
 
@@ -11,14 +11,15 @@ static const struct {
     const char *text;
 } exit_codes[] = {
     {CLI_OK, "success"},
-    {CLI_FAILED, "it was tried and did not work"},
+    {CLI_FAILED, "the command failed"},
     {CLI_USAGE,
-     "the command line or the job file is wrong, or names what is not there; nothing was started"},
-    {CLI_DIVERGED, "training diverged: the model's numbers are no longer finite"},
+     "the command line or the job file is invalid, or a named file does not exist; nothing "
+     "was started"},
+    {CLI_DIVERGED, "training diverged: a number of the model is not finite"},
     {CLI_MISMATCH, "the run belongs to another job, or its data or its library has changed"},
-    {CLI_BUSY, "another process is training in the run"},
-    {CLI_PEER, "another rank failed, or did not answer in time"},
-    {CLI_INTERRUPTED, "interrupted (Ctrl-C); after the first, a checkpoint was written"},
+    {CLI_BUSY, "another process is training the run"},
+    {CLI_PEER, "another rank failed or did not respond in time"},
+    {CLI_INTERRUPTED, "interrupted (Ctrl-C); after the first Ctrl-C, a checkpoint was written"},
 };
 enum { EXIT_CODE_COUNT = sizeof(exit_codes) / sizeof(exit_codes[0]) };
 
@@ -60,15 +61,16 @@ void cli_help_all(tdm_str *out)
                 "Commands:\n");
     for (const cli_command *const *c = cli_commands(); *c; c++)
         tdm_str_addf(out, "  %-10s %s\n", (*c)->name, (*c)->summary);
-    tdm_str_add(out, "\n'tandem help COMMAND' tells all about one of them; 'tandem job keys' lists "
-                     "what a job\nfile may say.\n\nExit codes:\n");
+    tdm_str_add(out,
+                "\n'tandem help COMMAND' describes a command; 'tandem job keys' lists the keys of "
+                "job files.\n\nExit codes:\n");
     for (int i = 0; i < EXIT_CODE_COUNT; i++)
         tdm_str_addf(out, "  %3d  %s\n", exit_codes[i].code, exit_codes[i].text);
 }
 
 /* ---- the manual page ------------------------------------------------------------------------- */
 
-/* Text with what troff would take for its own made plain. */
+/* Adds text with troff's special characters escaped. */
 static void add_roff(tdm_str *out, const char *text)
 {
     bool line_start = true;
@@ -124,8 +126,8 @@ static void man_page(tdm_str *out)
         add_roff(out, exit_codes[i].text);
     }
     tdm_str_add(out,
-                ".SH ENVIRONMENT\n.TP\n.B NO_COLOR\nWhen set and not empty, no colours are "
-                "used.\n.SH FILES\n.TP\n.I runs/NAME\\-NUMBER/\nThe folder of a run: job.yaml, "
+                ".SH ENVIRONMENT\n.TP\n.B NO_COLOR\nIf set and not empty, no colours are "
+                "used.\n.SH FILES\n.TP\n.I runs/NAME\\-NUMBER/\nThe directory of a run: job.yaml, "
                 "log.jsonl, metrics.jsonl, checkpoints/.\n");
 }
 
@@ -205,7 +207,7 @@ static int run_help(const cli_args *args)
         else if (strcmp(shell, "fish") == 0)
             completion_fish(&out);
         else {
-            cli_error("help: '--completion' knows bash, zsh and fish, not '%s'", shell);
+            cli_error("help: '--completion' supports bash, zsh and fish, not '%s'", shell);
             return CLI_USAGE;
         }
     } else if (args->argument_count == 0) {
@@ -223,9 +225,9 @@ static const char *const usage[] = {"tandem help [COMMAND]", "tandem help --man"
 
 const cli_command cli_help = {
     .name = "help",
-    .summary = "Show help, about tandem or about one command",
+    .summary = "Show help on tandem or on one command",
     .usage = usage,
-    .help = "Without a command it lists them all, with the exit codes.",
+    .help = "Without COMMAND it lists all commands and the exit codes.",
     .max_arguments = 1,
     .options = {{.name = "man", .help = "Print the manual page, as troff."},
                 {.name = "completion",

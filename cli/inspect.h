@@ -1,10 +1,10 @@
-/* inspect.h: the parts of `tandem inspect`. Each prints what it found and returns an exit code. */
+/* inspect.h: the parts of `tandem inspect`. Each prints its results and returns an exit code. */
 #ifndef TANDEM_CLI_INSPECT_H
 #define TANDEM_CLI_INSPECT_H
 
 #include "cli.h"
 
-/* What a job's model computes and how much memory its training takes. */
+/* Prints the ops of a job's model and the memory that training needs. */
 int inspect_job(const cli_args *args, const char *path);
 
 #endif

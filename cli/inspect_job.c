@@ -1,10 +1,10 @@
 /*
- * inspect_job.c: what the model of a job computes, by which kernels, in how much memory.
+ * inspect_job.c: prints the ops of a job's model, their kernels, and the memory that training needs.
  *
- * The graph is the one that a worker runs for one lane: the plan is made just as training makes it,
- * so kernels and arena are the real ones. Nothing is allocated for it, so a model that does not fit
- * this machine can be looked at all the same. The data is read, because the model's first and last
- * layers have its shape.
+ * The graph is the one that a worker runs for one lane. The plan is created as in training, so kernels
+ * and arena are the real ones. No memory is allocated for it, so a model that does not fit into this
+ * machine can be inspected as well. The data is loaded, because it determines the shapes of the model's
+ * first and last layers.
  */
 #include "inspect.h"
 #include "model.h"
@@ -27,12 +27,12 @@ typedef struct job_view {
     tdm_graph *graph; /* of one lane */
     tdm_plan *plan;
     tdm_memory_estimate ways[WAY_COUNT]; /* by memory.recompute */
-    const tdm_memory_estimate *own;      /* the job's way */
+    const tdm_memory_estimate *own;      /* for the job's value */
     tdm_memory_world world;
     uint64_t budget_bytes;
 } job_view;
 
-/* ---- looking --------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static tdm_status plan_training(job_view *v, const tdm_model_options *model, tdm_error *err)
 {
@@ -43,7 +43,7 @@ static tdm_status plan_training(job_view *v, const tdm_model_options *model, tdm
     return tdm_plan_create(v->graph, &options, &v->plan, err);
 }
 
-static tdm_status look(job_view *v, tdm_error *err)
+static tdm_status job_view_read(job_view *v, tdm_error *err)
 {
     const tdm_job *job = v->job;
     TDM_TRY(tdm_job_data_load(job, &v->data, err));
@@ -60,7 +60,7 @@ static tdm_status look(job_view *v, tdm_error *err)
     return plan_training(v, &model, err);
 }
 
-/* What a way computes again, in per cent of a step without. */
+/* The recomputed FLOPs, in per cent of a step without recomputation. */
 static double extra_percent(const tdm_memory_estimate *e)
 {
     uint64_t step = e->forward_flops + e->backward_flops - e->recomputed_flops;
@@ -131,17 +131,17 @@ static void add_memory(const job_view *v, tdm_str *out)
     const tdm_memory_estimate *e = v->own;
     const cli_column columns[] = {{.title = "memory"},
                                   {.title = "bytes", .right = true},
-                                  {.title = e->host_count > 1 ? "on the host with most" : ""}};
+                                  {.title = e->host_count > 1 ? "on the largest host" : ""}};
     cli_table table;
     char note[128], one[32], other[32];
     const tdm_optim_ops *optim = tdm_optim_find(v->job->optim.kind);
     cli_table_init(&table, columns, 3);
     memory_row(&table, "parameters", e->parameter_bytes,
                v->job->parallel.zero == 3 && e->host_count > 1
-                   ? "shared out, and memory for what is gathered"
+                   ? "sharded, with memory for gathered blocks"
                    : "one copy for all workers");
     memory_row(&table, "buffers", e->buffer_bytes, "normalisation of the inputs, statistics");
-    snprintf(note, sizeof(note), "%d whole, for %lld lane%s on %d worker%s", e->gradient_buffers,
+    snprintf(note, sizeof(note), "%d buffers, for %lld lane%s on %d worker%s", e->gradient_buffers,
              (long long)e->lane_count, e->lane_count == 1 ? "" : "s", e->worker_count,
              e->worker_count == 1 ? "" : "s");
     memory_row(&table, "gradients", e->gradient_bytes, note);
@@ -161,17 +161,17 @@ static void add_memory(const job_view *v, tdm_str *out)
              tdm_text_bytes(e->data_bytes, one));
     memory_row(&table, "data", (uint64_t)e->host_workers * e->data_bytes, note);
     memory_row(&table, "total", e->total_bytes,
-               e->total_bytes <= v->budget_bytes ? "" : "more than there is: train refuses it");
+               e->total_bytes <= v->budget_bytes ? "" : "exceeds the limit: train refuses the job");
     if (v->budget_bytes != UINT64_MAX)
-        memory_row(&table, "there is", v->budget_bytes,
-                   v->job->memory.limit > 0 ? "memory.limit" : "95 % of what is free here");
+        memory_row(&table, "limit", v->budget_bytes,
+                   v->job->memory.limit > 0 ? "memory.limit" : "95 % of the available memory");
     cli_table_print(&table, 0, out);
 }
 
 static void add_ways(const job_view *v, tdm_str *out)
 {
     static const cli_column columns[] = {{.title = "memory.recompute"},
-                                         {.title = "activations a worker", .right = true},
+                                         {.title = "activations/worker", .right = true},
                                          {.title = "total", .right = true},
                                          {.title = "extra FLOPs", .right = true},
                                          {.title = ""}};
@@ -189,17 +189,17 @@ static void add_ways(const job_view *v, tdm_str *out)
     cli_table_print(&table, 0, out);
 }
 
-/* What a rank takes with each value of parallel.zero, beside what the published formulae say. */
+/* The memory of a rank with each value of parallel.zero, next to the published formula. */
 static void add_stages(const job_view *v, tdm_str *out)
 {
     static const cli_column columns[] = {{.title = "parallel.zero"},
                                          {.title = "parameters", .right = true},
                                          {.title = "gradients", .right = true},
                                          {.title = "state", .right = true},
-                                         {.title = "these", .right = true},
+                                         {.title = "sum", .right = true},
                                          {.title = "formula", .right = true},
                                          {.title = "activations", .right = true},
-                                         {.title = "a rank in all", .right = true},
+                                         {.title = "total/rank", .right = true},
                                          {.title = ""}};
     cli_table table;
     char text[32];
@@ -230,23 +230,24 @@ static void add_text(const job_view *v, tdm_str *out)
     uint64_t rows = (uint64_t)v->own->lane_rows,
              flops = v->own->forward_flops + v->own->backward_flops;
     tdm_str_addf(out, "job         %s (%s)\n", v->job->name, v->path);
-    tdm_str_addf(out, "samples     %s of shape %s, %lld classes; %s to test\n",
+    tdm_str_addf(out, "samples     %s of shape %s, %lld classes; %s test samples\n",
                  tdm_text_count((uint64_t)info->sample_count, a),
                  tdm_shape_text(&info->sample_shape, shape), (long long)info->class_count,
                  v->data.test
                      ? tdm_text_count((uint64_t)tdm_dataset_info_of(v->data.test)->sample_count, b)
-                     : "none");
+                     : "no");
     tdm_str_addf(out, "parameters  %s\n", tdm_text_count(tdm_graph_trained_elements(v->graph), a));
     tdm_str_addf(out, "batch       %lld rows in %lld lane%s of %s%lld\n", (long long)v->own->batch,
                  (long long)v->own->lane_count, v->own->lane_count == 1 ? "" : "s",
                  v->own->batch % v->own->lane_count ? "at most " : "",
                  (long long)v->own->lane_rows);
-    tdm_str_addf(out, "FLOPs       %s a sample (%s forward, %s backward)",
+    tdm_str_addf(out, "FLOPs       %s per sample (%s forward, %s backward)",
                  tdm_text_count(flops / rows, a), tdm_text_count(v->own->forward_flops / rows, b),
                  tdm_text_count(v->own->backward_flops / rows, c));
-    tdm_str_addf(out, ", %s a step\n\n", tdm_text_count(flops / rows * (uint64_t)v->own->batch, a));
+    tdm_str_addf(out, ", %s per step\n\n",
+                 tdm_text_count(flops / rows * (uint64_t)v->own->batch, a));
     add_params(v, out);
-    tdm_str_addf(out, "\nforward, of one lane (%lld rows)\n", (long long)v->own->lane_rows);
+    tdm_str_addf(out, "\nforward, one lane (%lld rows)\n", (long long)v->own->lane_rows);
     add_ops(v, false, out);
     tdm_str_add(out, "\nbackward\n");
     add_ops(v, true, out);
@@ -398,7 +399,7 @@ int inspect_job(const cli_args *args, const char *path)
                   .path = path,
                   .world = {.rank_count = (int)ranks, .host_count = (int)hosts}};
     tdm_error err = {0};
-    if (look(&v, &err) != TDM_OK) {
+    if (job_view_read(&v, &err) != TDM_OK) {
         code = cli_fail(&err);
     } else {
         tdm_str out = TDM_STR_INIT;

@@ -1,6 +1,6 @@
 /*
- * main.c: finds the command and lets it run. `tandem --help`, `tandem --version` and
- * `tandem COMMAND --help` do what one expects of them.
+ * main.c: finds the command and runs it. Handles `tandem --help`, `tandem --version` and
+ * `tandem COMMAND --help`.
  */
 #include "cli.h"
 
@@ -41,7 +41,7 @@ int cli_unknown_command(const char *name)
     if (near)
         cli_error("'%s' is not a command; did you mean '%s'?", name, near);
     else
-        cli_error("'%s' is not a command; 'tandem help' lists them", name);
+        cli_error("'%s' is not a command; 'tandem help' lists all commands", name);
     return CLI_USAGE;
 }
 
@@ -53,9 +53,9 @@ static bool asks_for_help(int argc, char **argv)
 }
 
 /*
- * When a standard stream is closed, the next file we open would get its number, and what is meant
- * for a person would end up in that file. So the number is taken, in the direction that makes every
- * use of it fail, as it should.
+ * If a standard stream is closed, the next opened file would get its descriptor, and messages would be
+ * written to that file. So the descriptor is occupied, with an access mode that makes every use of it
+ * fail.
  */
 static void occupy_standard_streams(void)
 {
@@ -68,8 +68,8 @@ int main(int argc, char **argv)
 {
     cli_argv = argv;
     occupy_standard_streams();
-    signal(SIGPIPE, SIG_IGN); /* `tandem ... | head` ends with an error from write, not silently */
-    signal(SIGXFSZ, SIG_IGN); /* the same for a limit on the size of files (ulimit -f) */
+    signal(SIGPIPE, SIG_IGN); /* `tandem ... | head` gets an error from write instead */
+    signal(SIGXFSZ, SIG_IGN); /* the same for a limit on the file size (ulimit -f) */
     const char *name = argc > 1 ? argv[1] : "help";
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) name = "help";
     if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) name = "version";
@@ -83,6 +83,6 @@ int main(int argc, char **argv)
     cli_args args;
     if (!cli_parse(command, argc - 2, argv + 2, &args)) return CLI_USAGE;
     int code = command->run(&args);
-    if (argc == 1) return CLI_USAGE; /* bare `tandem`: the help was shown, but nothing was asked */
+    if (argc == 1) return CLI_USAGE; /* `tandem` without a command prints the help */
     return code;
 }

@@ -1,11 +1,11 @@
 /*
- * model.c: warnings on the terminal, checks of what a command line names, and data that fits a model.
+ * model.c: warnings on the terminal, checks of paths on the command line, and loading of data for a model.
  */
 #include "model.h"
 
 #include <string.h>
 
-static void warn(const tdm_log_record *record, void *user)
+static void print_warning(const tdm_log_record *record, void *user)
 {
     (void)user;
     cli_warn("%s", record->message);
@@ -13,8 +13,8 @@ static void warn(const tdm_log_record *record, void *user)
 
 void cli_show_warnings(void)
 {
-    /* When there is no room for one more listener, a warning is not worth failing for. */
-    (void)tdm_log_add_sink(warn, NULL, TDM_LOG_WARN);
+    /* This fails if there are too many sinks; the command then runs without warnings. */
+    (void)tdm_log_add_sink(print_warning, NULL, TDM_LOG_WARN);
 }
 
 int cli_check_model(const char *path)
@@ -36,11 +36,10 @@ int cli_check_run(const char *command, const char *path)
     if (tdm_path_is_dir(path))
         cli_error("%s: '%s' is not a run: it has no job.yaml", command, path);
     else if (tdm_path_exists(path))
-        cli_error("%s: '%s' is not a run: it is a file; give a folder such as runs/digits-1",
-                  command, path);
+        cli_error("%s: '%s' is a file, not a run directory (example: runs/digits-1)", command,
+                  path);
     else
-        cli_error("%s: '%s' is not a run: there is no such folder; give one such as runs/digits-1",
-                  command, path);
+        cli_error("%s: run directory '%s' does not exist (example: runs/digits-1)", command, path);
     return CLI_USAGE;
 }
 
@@ -48,9 +47,9 @@ int cli_check_data(const char *command, const char *path)
 {
     if (tdm_path_exists(path) && !tdm_path_is_dir(path)) return CLI_OK;
     if (tdm_path_is_dir(path))
-        cli_error("%s: '%s' is a folder; give a file of data", command, path);
+        cli_error("%s: '%s' is a directory; give a data file", command, path);
     else
-        cli_error("%s: there is no file '%s'", command, path);
+        cli_error("%s: file '%s' does not exist", command, path);
     return CLI_USAGE;
 }
 
@@ -66,7 +65,8 @@ tdm_status cli_load_samples(const tdm_model *model, const char *path, const char
     int64_t found = tdm_dataset_info_of(dataset)->feature_count;
     if (found != features) {
         tdm_dataset_destroy(dataset);
-        return tdm_fail(err, TDM_ERR_INVALID, "%s: %lld numbers a sample, but the model takes %lld",
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "%s: the file has %lld numbers per sample, but the model expects %lld",
                         path, (long long)found, (long long)features);
     }
     *out = dataset;

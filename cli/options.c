@@ -1,6 +1,7 @@
 /*
- * options.c: GNU-style options from a command's table: --name VALUE, --name=VALUE, -n VALUE, -nVALUE,
- * unique prefixes of long names, "--" to end them; options and arguments in any order.
+ * options.c: parses GNU-style options according to a command's table: --name VALUE, --name=VALUE,
+ * -n VALUE, -nVALUE, unique prefixes of long names, and "--" as the end of options; options and
+ * arguments in any order.
  */
 #include "cli.h"
 
@@ -29,7 +30,7 @@ static bool has_set(const cli_command *command)
     return false;
 }
 
-/* Whether `word` is one of the words of `list`, which blanks separate. */
+/* Whether `word` is one of the words of `list`, which are separated by blanks. */
 static bool has_word(const char *list, const char *word)
 {
     size_t length = strlen(word);
@@ -40,7 +41,7 @@ static bool has_word(const char *list, const char *word)
     return false;
 }
 
-/* Whether a key of a job has this name, as a whole, behind its last dot, or in other systems. */
+/* Whether `word` is the key, its part after the last dot, or its name in other systems. */
 static bool key_is_called(const tdm_job_key *key, const char *word)
 {
     const char *dot = strrchr(key->path, '.');
@@ -48,8 +49,8 @@ static bool key_is_called(const tdm_job_key *key, const char *word)
            has_word(key->also_called, word);
 }
 
-/* "--epochs 3": a key of the job that is given as an option. Adds "'--set train.epochs=3'" for each key of
- * that name; false: there is none. */
+/* For a job key that was given as an option, such as "--epochs 3". Adds "'--set train.epochs=3'" for
+ * each key of that name; false if there is none. */
 static bool add_keys_called(const char *name, const char *value, tdm_str *out)
 {
     char word[OPTION_BYTES];
@@ -65,16 +66,16 @@ static bool add_keys_called(const char *name, const char *value, tdm_str *out)
     return count > 0;
 }
 
-/* `value`: the argument of the option; NULL: none. */
-static void complain_unknown(const cli_command *command, const char *name, size_t length,
-                             const char *value)
+/* `value` is the argument of the option, or NULL. */
+static void report_unknown_option(const cli_command *command, const char *name, size_t length,
+                                  const char *value)
 {
     char word[OPTION_BYTES];
     tdm_str keys = TDM_STR_INIT;
     snprintf(word, sizeof(word), "%.*s", (int)length, name);
     const char *near = tdm_text_nearest(word, (size_t)option_count(command), option_name, command);
     if (has_set(command) && add_keys_called(word, value && *value ? value : "...", &keys))
-        cli_error("%s: unknown option '--%s'; it is a key of the job: %s", command->name, word,
+        cli_error("%s: unknown option '--%s'; for the job key use %s", command->name, word,
                   tdm_str_text(&keys));
     else if (near)
         cli_error("%s: unknown option '--%s'; did you mean '--%s'?", command->name, word, near);
@@ -84,7 +85,8 @@ static void complain_unknown(const cli_command *command, const char *name, size_
     tdm_str_release(&keys);
 }
 
-/* The option of this long name or unique prefix; -1 after a complaint, which may show the value. */
+/* The option with this long name or unique prefix; -1 after an error message, which may contain the
+ * value. */
 static int find_long(const cli_command *command, const char *name, size_t length, const char *value)
 {
     int found = -1;
@@ -93,24 +95,24 @@ static int find_long(const cli_command *command, const char *name, size_t length
         if (strncmp(candidate, name, length) != 0) continue;
         if (strlen(candidate) == length) return i;
         if (found >= 0) {
-            cli_error("%s: '--%.*s' could be '--%s' or '--%s'; write it out", command->name,
-                      (int)length, name, command->options[found].name, candidate);
+            cli_error("%s: '--%.*s' is ambiguous: '--%s' or '--%s'", command->name, (int)length,
+                      name, command->options[found].name, candidate);
             return -1;
         }
         found = i;
     }
     if (found < 0 || length == 0) {
-        complain_unknown(command, name, length, value);
+        report_unknown_option(command, name, length, value);
         return -1;
     }
     return found;
 }
 
-static bool take(cli_args *out, int index, const char *value)
+static bool option_store(cli_args *out, int index, const char *value)
 {
     const cli_option *option = &out->command->options[index];
     if (option->value && !value) {
-        cli_error("%s: '--%s' wants a value: --%s %s", out->command->name, option->name,
+        cli_error("%s: '--%s' requires a value: --%s %s", out->command->name, option->name,
                   option->name, option->value);
         return false;
     }
@@ -130,7 +132,7 @@ static bool take(cli_args *out, int index, const char *value)
     return true;
 }
 
-/* `at` is the place of the option in argv; moved on when it takes the next word. */
+/* `at` is the index of the option in argv; it is advanced if the next word is the value. */
 static bool parse_long(cli_args *out, char **argv, int argc, int *at)
 {
     const char *name = argv[*at] + 2, *equals = strchr(name, '=');
@@ -140,7 +142,7 @@ static bool parse_long(cli_args *out, char **argv, int argc, int *at)
     int index = find_long(out->command, name, length, value ? value : is_value ? next : NULL);
     if (index < 0) return false;
     if (!value && out->command->options[index].value && *at + 1 < argc) value = argv[++*at];
-    return take(out, index, value);
+    return option_store(out, index, value);
 }
 
 static bool parse_short(cli_args *out, char **argv, int argc, int *at)
@@ -155,11 +157,11 @@ static bool parse_short(cli_args *out, char **argv, int argc, int *at)
             return false;
         }
         if (!out->command->options[index].value) {
-            if (!take(out, index, NULL)) return false;
+            if (!option_store(out, index, NULL)) return false;
             continue;
         }
         const char *value = letter[1] ? letter + 1 : *at + 1 < argc ? argv[++*at] : NULL;
-        return take(out, index, value);
+        return option_store(out, index, value);
     }
     return true;
 }
@@ -231,7 +233,7 @@ bool cli_int(const cli_args *args, const char *option, int64_t min, int64_t max,
     errno = 0;
     long long value = strtoll(text, &end, 10);
     if (!*text || *end || errno || value < min || value > max) {
-        cli_error("%s: '--%s' wants a whole number from %lld to %lld, not '%s'",
+        cli_error("%s: '--%s' expects a whole number from %lld to %lld, not '%s'",
                   args->command->name, option, (long long)min, (long long)max, text);
         return false;
     }
@@ -246,15 +248,15 @@ bool cli_real(const cli_args *args, const char *option, double min, double max, 
     char *end;
     double value = strtod(text, &end);
     if (!*text || *end || !(value >= min && value <= max)) {
-        cli_error("%s: '--%s' wants a number from %g to %g, not '%s'", args->command->name, option,
-                  min, max, text);
+        cli_error("%s: '--%s' expects a number from %g to %g, not '%s'", args->command->name,
+                  option, min, max, text);
         return false;
     }
     *out = value;
     return true;
 }
 
-/* What tdm_comm_open takes. */
+/* The transports that tdm_comm_open accepts. */
 static const char *const transports[] = {"auto", "shm",     "tcp",     "ucx",
                                          "mpi",  "shm+tcp", "shm+ucx", "shm+mpi"};
 enum { TRANSPORT_COUNT = sizeof transports / sizeof transports[0] };
@@ -272,11 +274,10 @@ bool cli_transport(const cli_args *args, const char **out)
         if (strcmp(name, transports[i]) == 0) *out = name;
     if (!name || *out == name) return true;
     const char *near = tdm_text_nearest(name, TRANSPORT_COUNT, transport_name, NULL);
-    cli_error(
-        "%s: there is no transport '%s'; there are auto, shm, tcp, ucx, mpi, shm+tcp, shm+ucx "
-        "and shm+mpi%s%s%s",
-        args->command->name, name, near ? "; did you mean '" : "", near ? near : "",
-        near ? "'?" : "");
+    cli_error("%s: unknown transport '%s'; use auto, shm, tcp, ucx, mpi, shm+tcp, shm+ucx or "
+              "shm+mpi%s%s%s",
+              args->command->name, name, near ? "; did you mean '" : "", near ? near : "",
+              near ? "'?" : "");
     return false;
 }
 

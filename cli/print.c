@@ -1,5 +1,5 @@
 /*
- * print.c: words for people: errors, colours, wrapped text, and job files that did not load.
+ * print.c: output for people: errors, colours, wrapped text, and problems of job files.
  */
 #include "cli.h"
 
@@ -14,7 +14,7 @@
 enum { TEXT_WIDTH = 80 };
 
 char **cli_argv;
-static cli_words said; /* set before other threads are there */
+static cli_words said; /* set before other threads exist */
 static int copy_fd = -1;
 
 void cli_hush(cli_words words)
@@ -27,8 +27,8 @@ void cli_copy_to(int fd)
     copy_fd = fd;
 }
 
-/* The copy is for later readers: when it cannot be written, there is nobody to tell. */
-static void copy(const char *text, size_t length)
+/* Writes to the second descriptor. Errors are ignored, because they cannot be reported. */
+static void write_copy(const char *text, size_t length)
 {
     ssize_t written = copy_fd >= 0 ? write(copy_fd, text, length) : 0;
     (void)written;
@@ -42,7 +42,7 @@ bool cli_colour(FILE *stream)
     return isatty(fileno(stream)) == 1;
 }
 
-static void say(const char *colour, const char *word, const tdm_str *text)
+static void print_line(const char *colour, const char *word, const tdm_str *text)
 {
     bool coloured = cli_colour(stderr);
     if (copy_fd >= 0) dprintf(copy_fd, "%s%s\n", word, tdm_str_text(text));
@@ -58,7 +58,7 @@ void cli_error(const char *fmt, ...)
     va_start(args, fmt);
     tdm_str_addv(&text, fmt, args);
     va_end(args);
-    say("\033[1;31m", "tandem: ", &text);
+    print_line("\033[1;31m", "tandem: ", &text);
     tdm_str_release(&text);
 }
 
@@ -70,7 +70,7 @@ void cli_warn(const char *fmt, ...)
     va_start(args, fmt);
     tdm_str_addv(&text, fmt, args);
     va_end(args);
-    say("\033[1;33m", "tandem: warning: ", &text);
+    print_line("\033[1;33m", "tandem: warning: ", &text);
     tdm_str_release(&text);
 }
 
@@ -90,13 +90,13 @@ int cli_fail(const tdm_error *err)
 int cli_print(tdm_str *text)
 {
     int code = CLI_OK;
-    copy(tdm_str_text(text), text->length);
+    write_copy(tdm_str_text(text), text->length);
     if (!tdm_str_ok(text)) {
-        cli_error("no memory for the output");
+        cli_error("out of memory for the output");
         code = CLI_FAILED;
     } else if (fwrite(tdm_str_text(text), 1, text->length, stdout) != text->length ||
                fflush(stdout) != 0) {
-        if (errno != EPIPE) cli_error("the output cannot be written: %s", strerror(errno));
+        if (errno != EPIPE) cli_error("cannot write the output: %s", strerror(errno));
         code = CLI_FAILED;
     }
     tdm_str_release(text);
@@ -107,7 +107,7 @@ void cli_wrap(tdm_str *out, const char *text, int indent)
 {
     size_t column = 0;
     while (*text) {
-        if (*text == '\n') { /* paragraphs stay apart; single newlines are kept as written */
+        if (*text == '\n') { /* newlines are kept */
             tdm_str_add_char(out, '\n');
             column = 0;
             text++;
@@ -150,25 +150,25 @@ static void show_job_warnings(const tdm_job_document *document)
     }
 }
 
-/* A vendor's threads are those of GCC's OpenMP, which spin for milliseconds whenever they wait for each
- * other, unless the environment said otherwise when the process started: where CPUs are shared, that takes
- * many times as long as the work. So a job with such threads starts the program again, with the environment
- * set. Unless the user has set it. */
-static void calm_threads(const tdm_job *job, const char *path)
+/* Vendor kernels use the threads of GCC's OpenMP, which spin for milliseconds whenever they wait, unless
+ * the environment limits that at the start of the process. On shared CPUs the spinning takes many times
+ * as long as the work. So for a job with such threads the program is executed again with the environment
+ * variable set, unless the user has set it. */
+static void limit_openmp_spinning(const tdm_job *job, const char *path)
 {
     bool spins = job->compute.numerics == TDM_JOB_NUMERICS_VENDOR && job->compute.threads > 1;
     sigset_t held, before;
     if (!spins || getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
-    if (!tdm_path_is_file(path)) return; /* it could not be read again */
+    if (!tdm_path_is_file(path)) return; /* a pipe could not be read again */
     if (setenv("GOMP_SPINCOUNT", "2000", 1) != 0) return;
-    /* What comes meanwhile is heard afterwards. */
+    /* Signals stay pending until the new program handles them. */
     sigemptyset(&held);
     sigaddset(&held, SIGINT);
     sigaddset(&held, SIGTERM);
     sigaddset(&held, SIGUSR1);
     sigprocmask(SIG_BLOCK, &held, &before);
     execv("/proc/self/exe", cli_argv);
-    sigprocmask(SIG_SETMASK, &before, NULL); /* then it spins */
+    sigprocmask(SIG_SETMASK, &before, NULL); /* execv failed: the threads spin */
 }
 
 tdm_job_document *cli_load_job(const cli_args *args, const char *path, int *code)
@@ -178,7 +178,7 @@ tdm_job_document *cli_load_job(const cli_args *args, const char *path, int *code
     tdm_error err;
     tdm_status status = tdm_job_load(path, &options, &document, &err);
     if (status == TDM_OK) {
-        calm_threads(tdm_job_document_job(document), path);
+        limit_openmp_spinning(tdm_job_document_job(document), path);
         show_job_warnings(document);
         return document;
     }

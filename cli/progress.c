@@ -1,12 +1,11 @@
 /*
  * progress.c: the progress line.
  *
- * The width of the terminal is asked for at every drawing, so a resized window is right at the next
- * one. The line never reaches the last column; should the window have shrunk a moment ago, wrapping
- * is off while it is drawn. The cursor rests at the start of the line, not at its end: a terminal
- * that breaks a standing line into several rows, when it is made narrower, puts all of them at or
- * below the cursor, so erasing from there takes off the whole line, whatever became of the window.
- * Parts are left out, least important first, when there is no room for them.
+ * The width of the terminal is read at every drawing, so the line adapts to a resized window. The line
+ * never reaches the last column, and wrapping is off while it is drawn, in case the window has just
+ * shrunk. The cursor stays at the start of the line: a terminal that wraps the line into several rows
+ * when it becomes narrower puts all of them at or below the cursor, so erasing from there removes the
+ * whole line. If there is not enough room, the least important parts are omitted first.
  */
 #include "progress.h"
 
@@ -17,10 +16,10 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-/* The row of the cursor, so that the terminal forgets, too, that rows above were once part of it. */
+/* Erases the row of the cursor, so that the terminal no longer joins it to the row above. */
 #define ERASE_ROW "\r\033[2K"
-/* From the cursor to the end of the screen. Never at the very first place of the screen, where tmux
- * takes it for `clear` and moves everything into its history. */
+/* Erases from the cursor to the end of the screen. It must not be used in the first cell of the screen,
+ * where tmux treats it as `clear` and moves everything into its history. */
 #define ERASE_BELOW "\033[J"
 #define WRAP_OFF "\033[?7l"
 #define WRAP_ON "\033[?7h"
@@ -44,7 +43,7 @@ static int columns_of(FILE *stream)
     return DEFAULT_COLUMNS;
 }
 
-/* Samples a second, in few letters; `unit` follows the number. */
+/* A short text of a rate; `unit` follows the number. */
 static const char *rate_text(double samples_per_s, const char *unit, char buffer[32])
 {
     if (samples_per_s >= 9.995e5)
@@ -56,14 +55,14 @@ static const char *rate_text(double samples_per_s, const char *unit, char buffer
     return buffer;
 }
 
-/* All ASCII: a byte is a column. Parts stand in the order of the line; those of the highest rank are
- * left out first, and the bar (RANK_BAR) before those below it. */
+/* A part of the line. All text is ASCII, so a byte is a column. Parts are in the order of the line; those
+ * with the highest rank are omitted first, the bar (RANK_BAR) before the lower ranks. */
 typedef struct part {
     char text[64];
     int rank;
 } part;
 
-/* Parts whose lengths vary from one moment to the next are padded, so that the line keeps still. */
+/* Parts whose length varies are padded, so that the line does not flicker. */
 static int make_parts(const tdm_train_status *s, part parts[MAX_PART])
 {
     int n = 0;
@@ -113,7 +112,7 @@ void progress_text(const tdm_train_status *status, int columns, tdm_str *out)
 {
     part parts[MAX_PART];
     int count = make_parts(status, parts), room = columns - 1, max_rank = MAX_PART;
-    int bar_room = MIN_BAR + 4; /* with its brackets and the space behind */
+    int bar_room = MIN_BAR + 4; /* with its brackets and the spaces after it */
     while (max_rank > 0 &&
            width_of(parts, count, max_rank) + (max_rank >= RANK_BAR ? bar_room : 0) > room)
         max_rank--;
@@ -134,7 +133,7 @@ void progress_text(const tdm_train_status *status, int columns, tdm_str *out)
         tdm_str_addf(out, "%s%s", first ? "" : "  ", parts[i].text);
         first = false;
     }
-    /* Too narrow even for the step: cut. */
+    /* The terminal is too narrow even for the step: cut the text. */
     if (room > 0 && !out->failed && out->length - start > (size_t)room) {
         out->length = start + (size_t)room;
         out->data[out->length] = '\0';
@@ -149,15 +148,15 @@ void progress_clear(progress *p)
     p->drawn = false;
 }
 
-static void draw(progress *p, const tdm_train_status *status)
+static void progress_draw(progress *p, const tdm_train_status *status)
 {
     int columns = columns_of(p->stream);
     if (columns < p->columns) p->narrow_until_s = tdm_clock_s() + 2;
     p->columns = columns;
-    /* Somebody makes the window narrower, and likely goes on: a shorter line is not broken by it.
-     * (Each time a line is broken, tmux moves a row into its history.) */
+    /* The user is making the window narrower, probably further: a shorter line is not wrapped by it.
+     * (Each time a line is wrapped, tmux moves a row into its history.) */
     if (tdm_clock_s() < p->narrow_until_s) columns -= columns / 4;
-    /* In one write, so that no half of it is ever seen. */
+    /* One write, so that no partial line is visible. */
     tdm_str text = TDM_STR_INIT;
     tdm_str_add(&text, ERASE_ROW WRAP_OFF);
     progress_text(status, columns, &text);
@@ -168,8 +167,8 @@ static void draw(progress *p, const tdm_train_status *status)
     tdm_str_release(&text);
 }
 
-/* Without a terminal: a line every ten seconds, and for evaluations that are a second apart. */
-static void plain_line(progress *p, const tdm_train_status *status)
+/* Without a terminal: a line every ten seconds, and for evaluations at most once per second. */
+static void progress_print_line(progress *p, const tdm_train_status *status)
 {
     char left[32], rate[32];
     fprintf(p->stream, "step %llu/%llu  loss %.4f", (unsigned long long)status->step,
@@ -189,16 +188,16 @@ void progress_show(progress *p, const tdm_train_status *status, bool now)
 {
     if (p->quiet) return;
     double time_s = tdm_clock_s(), age_s = time_s - p->last_draw_s;
-    /* The last evaluation comes after the last step, and says more. */
+    /* The last evaluation follows the last step and has more information. */
     bool last = status->step == status->step_count &&
                 (status->event == TDM_TRAIN_EVENT_EVAL || status->test_count == 0);
     if (p->terminal) {
         if (!now && age_s < 0.1) return;
-        draw(p, status);
+        progress_draw(p, status);
     } else {
         if (age_s < (last ? 0.0 : now ? 1.0 : 10.0)) return;
         if (status->step == p->last_plain_step) return;
-        plain_line(p, status);
+        progress_print_line(p, status);
     }
     p->last_draw_s = time_s;
 }

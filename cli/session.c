@@ -1,9 +1,9 @@
 /*
  * session.c: finds running sessions, for the commands about them.
  *
- * A session of this host is found by its files in the runtime folder; its job, a copy of which lies
- * there, says how to reach a store that asks for a user or certificates. One that ends while we look is
- * passed over.
+ * A session of this host is found by its files in the runtime directory. They contain a copy of its
+ * job, which has the user or certificates that its store may need. A session that ends during the
+ * search is ignored.
  */
 #include "session.h"
 
@@ -18,7 +18,7 @@ enum { PASSWORD_BYTES = 4096 };
 
 static int no_memory(void)
 {
-    cli_error("no memory");
+    cli_error("out of memory");
     return CLI_FAILED;
 }
 
@@ -72,15 +72,16 @@ int session_store_at(const char *url, const char *job, tdm_arena *arena, tdm_kv_
     *out = (tdm_kv_options){.url = NULL};
     int code = job && strncmp(url, "local:", 6) != 0 ? load_store(job, arena, out) : CLI_OK;
     out->url = url;
-    out->must_exist = true; /* the launcher has made it; one that is not there has ended */
+    out->must_exist =
+        true; /* the launcher has created it; if it is missing, the session has ended */
     return code;
 }
 
-/* ---- looking ---------------------------------------------------------------------------------------- */
+/* ---- searching -------------------------------------------------------------------------------------- */
 
-/* False: it has ended, or is about to begin. */
-static bool look(const tdm_kv_options *kv_options, const char *session, tdm_arena *arena,
-                 session_ref *out)
+/* Reads the state of a session. False: it has ended or has not started yet. */
+static bool session_read(const tdm_kv_options *kv_options, const char *session, tdm_arena *arena,
+                         session_ref *out)
 {
     tdm_kv *kv = NULL;
     tdm_error err = {0};
@@ -92,11 +93,11 @@ static bool look(const tdm_kv_options *kv_options, const char *session, tdm_aren
     out->why_unknown = NULL;
     tdm_kv_close(kv);
     if (status == TDM_OK || status == TDM_ERR_NOT_FOUND) return status == TDM_OK;
-    /* The last process of a session removes its store, perhaps between the two calls. */
+    /* The last process of a session may have removed its store between the two calls. */
     bool is_local = strncmp(kv_options->url, "local:", 6) == 0;
     if (is_local && !tdm_path_exists(kv_options->url + 6)) return false;
     out->view = (tdm_session_view){.session = session, .name = session};
-    out->why_unknown = tdm_arena_printf(arena, "the store does not answer: %s", err.message);
+    out->why_unknown = tdm_arena_printf(arena, "the store does not respond: %s", err.message);
     return out->why_unknown != NULL;
 }
 
@@ -113,7 +114,7 @@ static int scan_here(tdm_arena *arena, session_ref **out, size_t *out_count)
         int code = session_store_at(places[i].store, places[i].job, arena, &kv);
         if (code != CLI_OK) return code;
         refs[found].job = places[i].job;
-        if (look(&kv, places[i].session, arena, &refs[found])) found++;
+        if (session_read(&kv, places[i].session, arena, &refs[found])) found++;
     }
     *out = refs;
     *out_count = found;
@@ -157,7 +158,7 @@ int session_scan(const cli_args *args, tdm_arena *arena, session_ref **out, size
     return kv.url ? scan_store(&kv, arena, out, out_count) : scan_here(arena, out, out_count);
 }
 
-/* ---- one of them ------------------------------------------------------------------------------------ */
+/* ---- one session ------------------------------------------------------------------------------------ */
 
 static const char *base_name(const char *path)
 {
@@ -187,27 +188,28 @@ int session_find(const cli_args *args, const char *word, tdm_arena *arena, sessi
     const char *command = args->command->name;
     session_ref *refs = NULL;
     size_t count = 0, found = 0;
-    const char *silent = NULL;
+    const char *unreachable = NULL;
     int code = session_scan(args, arena, &refs, &count);
     if (code != CLI_OK) return code;
     for (size_t i = 0; i < count; i++) {
-        if (refs[i].why_unknown) silent = refs[i].why_unknown;
+        if (refs[i].why_unknown) unreachable = refs[i].why_unknown;
         if (refs[i].view.ended || !session_is_meant(&refs[i].view, word)) continue;
         *out = refs[i];
         found++;
     }
     if (found == 1) return CLI_OK;
     if (found > 1)
-        cli_error("%s: %zu running sessions are called '%s'; name the session: 'tandem ps' lists "
-                  "them",
-                  command, found, word);
-    else if (silent)
-        cli_error("%s: whether a run '%s' is going on cannot be told: %s", command, word, silent);
+        cli_error(
+            "%s: '%s' matches %zu active sessions; give the name of the session, which 'tandem "
+            "ps' lists",
+            command, word, found);
+    else if (unreachable)
+        cli_error("%s: cannot tell whether run '%s' is active: %s", command, word, unreachable);
     else if (cli_has(args, "store") || cli_has(args, "job"))
-        cli_error("%s: no run '%s' is going on, as far as the store knows", command, word);
+        cli_error("%s: the store has no active run '%s'", command, word);
     else
-        cli_error("%s: no run '%s' is going on on this host; 'tandem ps' lists those that are, "
-                  "--store or --job name the store of others",
+        cli_error("%s: no active run '%s' on this host; 'tandem ps' lists the active runs, and "
+                  "--store or --job selects the store of runs on other hosts",
                   command, word);
     return CLI_USAGE;
 }
@@ -228,6 +230,6 @@ const char *session_self(const char *command, tdm_arena *arena)
     char self[PATH_MAX];
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     const char *copy = length > 0 ? tdm_arena_strndup(arena, self, (size_t)length) : NULL;
-    if (!copy) cli_error("%s: the path of this program cannot be found in /proc/self/exe", command);
+    if (!copy) cli_error("%s: cannot read the path of this program from /proc/self/exe", command);
     return copy;
 }

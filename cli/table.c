@@ -1,8 +1,7 @@
 /*
- * table.c: aligned tables. Widths are counted in columns of a terminal: characters beyond ASCII are
- * decoded, the wide ones of East Asia and emoji count two, combining marks none. What is not valid
- * UTF-8, and every character that could move the cursor or turn the direction of the text, is shown
- * as '?': names come from files that anybody may have written.
+ * table.c: aligned tables. Widths are in columns of a terminal: wide East Asian characters and emoji
+ * count two, combining marks none. Invalid UTF-8, and every character that could move the cursor or
+ * change the direction of the text, is shown as '?', because names come from untrusted files.
  */
 #include "table.h"
 
@@ -32,8 +31,8 @@ static bool is_in(uint32_t code, const range *ranges, size_t count)
     return false;
 }
 
-/* The bytes of the character at `p`, and its code; 0 when it is not valid UTF-8. */
-static size_t decode(const char *text, uint32_t *out)
+/* The number of bytes of the character at `text`, and its code; 0 if it is not valid UTF-8. */
+static size_t utf8_decode(const char *text, uint32_t *out)
 {
     static const uint32_t min[] = {0, 0, 0x80, 0x800, 0x10000};
     const uint8_t *p = (const uint8_t *)text;
@@ -45,7 +44,7 @@ static size_t decode(const char *text, uint32_t *out)
     if (*p < 0xc2 || *p > 0xf4) return 0;
     uint32_t code = *p & (0xffu >> (count + 1));
     for (size_t i = 1; i < count; i++) {
-        if ((p[i] & 0xc0) != 0x80) return 0; /* the terminating zero ends up here, too */
+        if ((p[i] & 0xc0) != 0x80) return 0; /* also at the terminating zero */
         code = code << 6 | (p[i] & 0x3f);
     }
     if (code < min[count] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) return 0;
@@ -53,11 +52,12 @@ static size_t decode(const char *text, uint32_t *out)
     return count;
 }
 
-/* The character at `text` as it is shown: its bytes (NULL for '?'), their count, its width. */
+/* The character at `text` as it is shown: its bytes (NULL for '?') and its width. Returns the number of
+ * bytes. */
 static size_t next_shown(const char *text, const char **out_shown, int *out_width)
 {
     uint32_t code;
-    size_t bytes = decode(text, &code);
+    size_t bytes = utf8_decode(text, &code);
     *out_width = 1;
     *out_shown = text;
     if (bytes == 0 || IN(code, not_shown))
@@ -120,7 +120,7 @@ void cli_table_cell(cli_table *table, const char *fmt, ...)
     table->cell_count++;
 }
 
-static void spaces(tdm_str *out, int count)
+static void add_spaces(tdm_str *out, int count)
 {
     for (int i = 0; i < count; i++) tdm_str_add_char(out, ' ');
 }
@@ -128,12 +128,12 @@ static void spaces(tdm_str *out, int count)
 static void add_cell(tdm_str *out, const cli_column *column, const char *text, int width, bool last)
 {
     int gap = width - shown_width(text);
-    if (column->right) spaces(out, gap);
+    if (column->right) add_spaces(out, gap);
     tdm_str_add(out, text);
-    if (!last) spaces(out, (column->right ? 0 : gap) + 2);
+    if (!last) add_spaces(out, (column->right ? 0 : gap) + 2);
 }
 
-/* No blanks at the end of a line: where the last cells are empty, nothing stands there. */
+/* Ends a line without trailing blanks. */
 static void end_line(tdm_str *out)
 {
     while (!out->failed && out->length > 0 && out->data[out->length - 1] == ' ') out->length--;
@@ -151,7 +151,7 @@ void cli_table_print(cli_table *table, int indent, tdm_str *out)
             int width = shown_width(cell);
             if (width > widths[i % (size_t)columns]) widths[i % (size_t)columns] = width;
         }
-        spaces(out, indent);
+        add_spaces(out, indent);
         for (int c = 0; c < columns; c++)
             add_cell(out, &table->columns[c], table->columns[c].title, widths[c], c == columns - 1);
         cell = table->cells.data;
@@ -159,7 +159,7 @@ void cli_table_print(cli_table *table, int indent, tdm_str *out)
             int c = (int)(i % (size_t)columns);
             if (c == 0) {
                 end_line(out);
-                spaces(out, indent);
+                add_spaces(out, indent);
             }
             add_cell(out, &table->columns[c], cell, widths[c], c == columns - 1);
         }

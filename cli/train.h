@@ -1,4 +1,4 @@
-/* train.h: the closing words of `tandem train`. */
+/* train.h: the summary that `tandem train` prints at the end. */
 #ifndef TANDEM_CLI_TRAIN_H
 #define TANDEM_CLI_TRAIN_H
 
@@ -6,9 +6,9 @@
 
 #include <tandem/train.h>
 
-/* What ranks did, as it was at the end. */
+/* Statistics of the ranks at the end. */
 typedef struct train_ranks {
-    tdm_train_rank *items; /* NULL: a single process, or nothing was trained */
+    tdm_train_rank *items; /* NULL: a single process, or no step was trained */
     int count;
 } train_ranks;
 
@@ -18,7 +18,7 @@ void train_ranks_release(train_ranks *ranks);
 void train_summary_json(const tdm_train_result *result, const train_ranks *ranks, tdm_str *out);
 void train_summary_text(const cli_args *args, const tdm_train_result *result,
                         const train_ranks *ranks, tdm_str *out);
-/* "to go on  tandem train ...": the same command again, with --resume. */
+/* "to resume  tandem train ...": the same command with --resume. */
 void train_way_on(const cli_args *args, const char *run_path, tdm_str *out);
 
 #endif

@@ -18,7 +18,7 @@ void train_ranks_copy(const tdm_train_status *status, train_ranks *out)
     if (!status->ranks || count < 2) return;
     train_ranks_release(out);
     out->items = calloc(count, sizeof(*out->items));
-    if (!out->items) return; /* the summary goes without them */
+    if (!out->items) return; /* the summary omits them */
     memcpy(out->items, status->ranks, count * sizeof(*out->items));
     out->count = (int)count;
 }
@@ -49,13 +49,13 @@ static void add_rank_table(const train_ranks *ranks, tdm_str *out)
     cli_table_print(&table, 2, out);
 }
 
-static void widen(double value, double *min, double *max)
+static void range_widen(double value, double *min, double *max)
 {
     if (value < *min) *min = value;
     if (value > *max) *max = value;
 }
 
-/* Of very many ranks, the range they are in. */
+/* For many ranks, prints ranges instead of a table. */
 static void add_rank_range(const train_ranks *ranks, tdm_str *out)
 {
     tdm_train_rank min = ranks->items[0], max = min;
@@ -65,18 +65,18 @@ static void add_rank_range(const train_ranks *ranks, tdm_str *out)
         if (r->host >= hosts) hosts = r->host + 1;
         if (r->lanes < min.lanes) min.lanes = r->lanes;
         if (r->lanes > max.lanes) max.lanes = r->lanes;
-        widen(r->samples_per_s, &min.samples_per_s, &max.samples_per_s);
-        widen(r->wait_share, &min.wait_share, &max.wait_share);
+        range_widen(r->samples_per_s, &min.samples_per_s, &max.samples_per_s);
+        range_widen(r->wait_share, &min.wait_share, &max.wait_share);
     }
     tdm_str_addf(out,
                  "ranks          %d on %d host%s, each with %lld to %lld lanes, %.0f to %.0f "
-                 "samples/s, %.0f to %.0f %% of the time waiting\n",
+                 "samples/s, %.0f to %.0f %% waiting time\n",
                  ranks->count, hosts, hosts == 1 ? "" : "s", (long long)min.lanes,
                  (long long)max.lanes, min.samples_per_s, max.samples_per_s, 100 * min.wait_share,
                  100 * max.wait_share);
 }
 
-/* ---- for programs ----------------------------------------------------------------------------- */
+/* ---- JSON ------------------------------------------------------------------------------------- */
 
 static void put_ranks(tdm_json_writer *w, const train_ranks *ranks)
 {
@@ -121,10 +121,10 @@ void train_summary_json(const tdm_train_result *r, const train_ranks *ranks, tdm
     tdm_str_add_char(out, '\n');
 }
 
-/* ---- for people ------------------------------------------------------------------------------- */
+/* ---- text ------------------------------------------------------------------------------------- */
 
-/* A word of a command line, in quotes when a shell would see more in it than a word. */
-static void add_word(tdm_str *out, const char *word)
+/* Adds a word of a command line, quoted for a shell if needed. */
+static void add_shell_word(tdm_str *out, const char *word)
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                 "_-./=,:+@%";
@@ -143,22 +143,22 @@ static void add_word(tdm_str *out, const char *word)
     tdm_str_add_char(out, '\'');
 }
 
-/* The same command again, overrides included: without them it would be another job. */
+/* The same command with its overrides, without which the job would be another one. */
 void train_way_on(const cli_args *args, const char *run_path, tdm_str *out)
 {
-    tdm_str_add(out, "to go on       tandem train");
-    if (args->argument_count > 0) add_word(out, args->arguments[0]);
+    tdm_str_add(out, "to resume      tandem train");
+    if (args->argument_count > 0) add_shell_word(out, args->arguments[0]);
     tdm_str_add(out, " --resume");
-    add_word(out, cli_short_path(run_path));
+    add_shell_word(out, cli_short_path(run_path));
     for (int i = 0; i < args->set_count; i++) {
         tdm_str_add(out, " --set");
-        add_word(out, args->sets[i]);
+        add_shell_word(out, args->sets[i]);
     }
     if (cli_has(args, "workers")) tdm_str_addf(out, " -n %s", cli_value(args, "workers"));
     tdm_str_add_char(out, '\n');
 }
 
-/* A window of a text has as many answers as it has tokens, and each counts by itself. */
+/* For a text, every token of a window is a prediction and counts separately. */
 static void add_test(const tdm_train_result *r, tdm_str *out)
 {
     tdm_str_addf(out, "test accuracy  %.2f %% of ", 100 * r->test.accuracy);
@@ -178,22 +178,22 @@ void train_summary_text(const cli_args *args, const tdm_train_result *r, const t
     const char *length_key = r->ends_by_steps ? "train.steps" : "train.epochs";
     if (r->nothing_to_do && r->ended_early) {
         tdm_str_addf(out,
-                     "nothing to do: the run was ended early, at step %llu; to train it further, "
-                     "raise the patience of train.early_stop\n",
+                     "nothing to do: early stopping ended the run at step %llu; to train further, "
+                     "increase train.early_stop.patience\n",
                      (unsigned long long)r->steps);
     } else if (r->nothing_to_do && r->steps > r->step_count) {
         tdm_str_addf(out,
-                     "nothing to do: the run is at step %llu, past its end at step %llu already; "
-                     "to train it further, raise %s\n",
+                     "nothing to do: the run is at step %llu, after its last step %llu; to train "
+                     "further, increase %s\n",
                      (unsigned long long)r->steps, (unsigned long long)r->step_count, length_key);
     } else if (r->nothing_to_do) {
         tdm_str_addf(out,
-                     "nothing to do: the run is at its last step, %llu; to train it further, "
-                     "raise %s\n",
+                     "nothing to do: the run is at its last step, %llu; to train further, increase "
+                     "%s\n",
                      (unsigned long long)r->steps, length_key);
     } else {
         const char *how = r->interrupted   ? "stopped"
-                          : r->ended_early ? "done early, without progress,"
+                          : r->ended_early ? "stopped early, without improvement,"
                                            : "done";
         tdm_str_addf(out, "%s at step %llu: %s samples in %s", how, (unsigned long long)r->steps,
                      tdm_text_count(r->samples, samples), tdm_text_duration(r->seconds, time_text));
@@ -201,7 +201,7 @@ void train_summary_text(const cli_args *args, const tdm_train_result *r, const t
         tdm_str_add_char(out, '\n');
     }
     if (r->skipped > 0)
-        tdm_str_addf(out, "skipped        %llu step%s with NaN or infinity; log.jsonl says why\n",
+        tdm_str_addf(out, "skipped        %llu step%s with NaN or infinity; see log.jsonl\n",
                      (unsigned long long)r->skipped, r->skipped == 1 ? "" : "s");
     if (r->has_test) add_test(r, out);
     tdm_str_addf(out, "checkpoint     %s\nstate hash     %s\n", cli_short_path(r->checkpoint_path),

@@ -1,11 +1,10 @@
 /*
- * world.c: commands as ranks of a world, and as launchers of their own ranks.
+ * world.c: runs commands as ranks of a world, and as launchers of such ranks.
  *
- * The launcher has checked the job before it starts anybody. The ranks are this very program with the
- * same words; they find their places in the environment. Rank 0 does all the talking, on the streams
- * that it has in common with the launcher. What is left to say here is how a rank died, for that
- * it cannot say itself. Signals are passed on by tdm_launch: the first one asks all ranks to stop after
- * their step, the second one kills them.
+ * The launcher checks the job before it starts ranks. The ranks execute the same command; their rank is
+ * in the environment. Only rank 0 prints, on the streams that it shares with the launcher. The launcher
+ * prints how a rank died, which the rank itself cannot. tdm_launch forwards signals: the first one asks
+ * all ranks to stop after their step, the second one kills them.
  */
 #include "world.h"
 
@@ -20,14 +19,14 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Tells ranks that their launcher has shown the job's warnings already. */
+/* Environment variable: the launcher of this rank has already printed the warnings of the job. */
 #define LAUNCHED "TANDEM_LAUNCHED_BY"
 
-/* Of calls between ranks: a step, an evaluation's batch or a checkpoint may take long. Deaths are
- * noticed at once, whatever the deadline is. */
+/* Deadline of calls between ranks. It is long because a step, a batch of an evaluation or a checkpoint
+ * may take long; the death of a rank is detected immediately in any case. */
 static const double deadline_s = 600;
 
-/* ---- a place ---------------------------------------------------------------------------------- */
+/* ---- the rank of this process ----------------------------------------------------------------- */
 
 static bool was_launched(const cli_args *args)
 {
@@ -35,12 +34,13 @@ static bool was_launched(const cli_args *args)
     return by && strcmp(by, args->command->name) == 0;
 }
 
-/* What all ranks of a host would say is said by one of them; the launcher has warned already. */
+/* Messages that all ranks of a host would print are printed by one of them; warnings only if the
+ * launcher has not printed them. */
 static void become_rank(const cli_args *args, const tdm_comm_place *place)
 {
-    bool speaks = place->rank == 0 || place->local_rank <= 0;
-    cli_hush(!speaks ? CLI_SAY_NOTHING : was_launched(args) ? CLI_SAY_ERRORS : CLI_SAY_ALL);
-    signal(SIGTTOU, SIG_IGN); /* ranks stand in the background of their terminal, and write to it */
+    bool prints = place->rank == 0 || place->local_rank <= 0;
+    cli_hush(!prints ? CLI_SAY_NOTHING : was_launched(args) ? CLI_SAY_ERRORS : CLI_SAY_ALL);
+    signal(SIGTTOU, SIG_IGN); /* ranks are in the background of their terminal and write to it */
 }
 
 bool world_place(const cli_args *args, tdm_comm_place *out)
@@ -53,7 +53,7 @@ bool world_place(const cli_args *args, tdm_comm_place *out)
         cli_error("%s: %s", args->command->name, err.message);
         return false;
     }
-    /* A batch script of Slurm's has a number, too, but is no task of an srun. */
+    /* A Slurm batch script has a task number as well, but is not a task of srun. */
     if (out->launcher && strcmp(out->launcher, "slurm") == 0 && !getenv("SLURM_STEP_NUM_TASKS"))
         *out = (tdm_comm_place){.size = 0};
     if (out->size > 0) become_rank(args, out);
@@ -66,17 +66,16 @@ int world_count(const cli_args *args, const tdm_job *job, const tdm_comm_place *
     const char *command = args->command->name;
     int64_t lanes = tdm_lanes_of(job);
     if (place->size > 0 && asked > 0 && asked != place->size) {
-        cli_error("%s: -n %lld, but this process is rank %d of %d, started by %s, and a rank "
-                  "cannot start others; leave -n out",
+        cli_error("%s: -n %lld conflicts with the launcher: this process is rank %d of %d, started "
+                  "by %s; remove -n",
                   command, (long long)asked, place->rank, place->size, place->launcher);
         return 0;
     }
     int64_t count = place->size > 0 ? place->size : asked > 0 ? asked : usual;
     if (count <= lanes && (place->size > 0 || count <= TDM_MAX_LAUNCH)) return (int)count;
     if (count > lanes)
-        cli_error("%s: %lld workers cannot share %lld lanes: each executes at least one; use "
-                  "between 1 and %lld workers, or set parallel.lanes higher (which changes the "
-                  "result)",
+        cli_error("%s: %lld workers need at least as many lanes, but the job has %lld; use at most "
+                  "%lld workers, or increase parallel.lanes (which changes the result)",
                   command, (long long)count, (long long)lanes, (long long)lanes);
     else
         cli_error("%s: at most %d workers can be started on a host", command, TDM_MAX_LAUNCH);
@@ -101,7 +100,7 @@ int world_join(const tdm_job *job, const tdm_comm_place *place, tdm_comm **out)
     tdm_comm_options options = {.job = hash, .deadline_s = deadline && *deadline ? 0 : deadline_s};
     tdm_train_comm(job, &options);
     if (tdm_comm_open(&options, out, &err) == TDM_OK) return CLI_OK;
-    /* Why it is turned away is known to the one at the door. */
+    /* Only a rejected rank has the reason, so it prints it. */
     if (err.status == TDM_ERR_PEER_REFUSED) cli_hush(CLI_SAY_ALL);
     int code = cli_fail(&err);
     return world_is_peer(err.status) ? CLI_PEER : code;
@@ -124,17 +123,18 @@ int world_fail(const tdm_error *err, tdm_comm *comm)
 
 /* ---- the launcher ----------------------------------------------------------------------------- */
 
-static bool is_said_apart(const char *option)
+/* Options that add_options does not copy from the list of options. */
+static bool option_is_separate(const char *option)
 {
     return strcmp(option, "workers") == 0 || strcmp(option, "set") == 0;
 }
 
-/* Puts the options that were given behind the `n` words that are there; NULL stands for no memory. */
+/* Appends the given options to the `n` words and returns the new number; a NULL word means out of memory. */
 static int add_options(const cli_args *args, tdm_arena *arena, const char **words, int n)
 {
     const cli_option *options = args->command->options;
     for (int i = 0; i < CLI_MAX_OPTIONS && options[i].name; i++) {
-        if (args->given[i] == 0 || is_said_apart(options[i].name)) continue;
+        if (args->given[i] == 0 || option_is_separate(options[i].name)) continue;
         words[n++] = tdm_arena_printf(arena, "--%s", options[i].name);
         if (options[i].value) words[n++] = args->values[i];
     }
@@ -151,8 +151,7 @@ const char *const *world_words(const cli_args *args, tdm_arena *arena)
     char self[PATH_MAX];
     ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
     if (length <= 0) {
-        cli_error("%s: the path of this program cannot be found in /proc/self/exe; -n 1 does "
-                  "without it",
+        cli_error("%s: cannot read the path of this program from /proc/self/exe; use -n 1",
                   args->command->name);
         return NULL;
     }
@@ -163,30 +162,31 @@ const char *const *world_words(const cli_args *args, tdm_arena *arena)
         words[n++] = tdm_arena_strdup(arena, self);
         words[n++] = args->command->name;
         n = add_options(args, arena, words, n);
-        words[n++] = "--"; /* a job's name may begin with a dash */
+        words[n++] = "--"; /* the path of a job may begin with a dash */
         for (int i = 0; i < args->argument_count; i++) words[n++] = args->arguments[i];
         words[n] = NULL;
     }
     bool whole = words != NULL;
     for (int i = 0; i < n; i++) whole = whole && words[i];
     if (whole) return words;
-    cli_error("%s: no memory", args->command->name);
+    cli_error("%s: out of memory", args->command->name);
     return NULL;
 }
 
-static int report(tdm_launch_result *result)
+static int launch_report(tdm_launch_result *result)
 {
     bool killed = result->ended_signal != 0 && !result->interrupted;
     if (killed) cli_error("%s", result->how);
-    /* Traces tell who waited for whom; a job that is wrong, or was stopped, leaves none behind. */
+    /* Keep the traces only if a rank was killed or failed; an invalid or stopped job needs none. */
     if (!killed && result->exit_code != CLI_PEER) tdm_launch_forget(result);
     if (result->run[0])
-        cli_error("'tandem trace %s' shows what each rank did last", cli_short_path(result->run));
+        cli_error("'tandem trace %s' shows the last events of each rank",
+                  cli_short_path(result->run));
     if (result->failed_rank < 0) return CLI_OK;
     return result->ended_signal != 0 && result->interrupted ? CLI_INTERRUPTED : result->exit_code;
 }
 
-static int launch(const cli_args *args, const tdm_job *job, int count, tdm_arena *arena)
+static int launch_ranks(const cli_args *args, const tdm_job *job, int count, tdm_arena *arena)
 {
     char hash[TDM_SHA256_HEX];
     tdm_error err = {0};
@@ -194,7 +194,7 @@ static int launch(const cli_args *args, const tdm_job *job, int count, tdm_arena
     if (!program) return CLI_FAILED;
     if (tdm_job_hash(job, hash, &err) != TDM_OK) return cli_fail(&err);
     if (setenv(LAUNCHED, args->command->name, 1) != 0) {
-        cli_error("%s: no memory", args->command->name);
+        cli_error("%s: out of memory", args->command->name);
         return CLI_FAILED;
     }
     const tdm_launch_options options = {.program = program,
@@ -204,13 +204,13 @@ static int launch(const cli_args *args, const tdm_job *job, int count, tdm_arena
                                         .pin = true};
     tdm_launch_result result;
     if (tdm_launch(&options, &result, &err) != TDM_OK) return cli_fail(&err);
-    return report(&result);
+    return launch_report(&result);
 }
 
 int world_launch(const cli_args *args, const tdm_job *job, int count)
 {
     tdm_arena *arena = tdm_arena_create("command");
-    int code = launch(args, job, count, arena);
+    int code = launch_ranks(args, job, count, arena);
     tdm_arena_destroy(arena);
     return code;
 }

@@ -1,9 +1,9 @@
 /*
- * world.h: commands that are executed by many processes, ranks of a world.
+ * world.h: commands that are executed by several processes, the ranks of a world.
  *
- * The same command may be typed by a person, and is then the launcher of its own ranks; or be started
- * by a launcher (its own, `tandem run`, mpirun or srun), and is then the rank that it was made. All
- * ranks meet the same errors, so one of them talks.
+ * A command that a user starts is the launcher of its own ranks. A command that a launcher starts (its
+ * own, `tandem run`, mpirun or srun) is a rank. All ranks encounter the same errors, so only one of them
+ * prints.
  */
 #ifndef TANDEM_CLI_WORLD_H
 #define TANDEM_CLI_WORLD_H
@@ -12,28 +12,28 @@
 
 #include <tandem/comm.h>
 
-/* The place that a launcher has given to this process; its size is 0 when none has. False after a
- * complaint. A process with a place talks, from then on, only when it is the one to do so. */
+/* The rank that a launcher has given to this process; the size is 0 if there is no launcher. False after
+ * an error message. From then on a rank prints only if it is responsible for that. */
 bool world_place(const cli_args *args, tdm_comm_place *out);
-/* How many ranks there will be to execute the job's lanes: those of the world, or as many as the
- * command line says (0: nothing), or `usual`. 0 after a complaint. */
+/* The number of ranks: that of the world, or `asked` by the command line (0: not given), or `usual`.
+ * Returns 0 after an error message. */
 int world_count(const cli_args *args, const tdm_job *job, const tdm_comm_place *place,
                 int64_t asked, int64_t usual);
 
-/* Joins the world as a rank; an exit code after a complaint. Rank 0 does the talking from then on. */
+/* Joins the world as a rank and returns an exit code; prints a message on failure. From then on only
+ * rank 0 prints. */
 int world_join(const tdm_job *job, const tdm_comm_place *place, tdm_comm **out);
-/* Whether this rank prints the error that ended it all: the first that is still there. */
+/* Whether this rank prints the error that ended the command: it is the first one that is alive. */
 bool world_tells(tdm_comm *comm);
-/* Prints the error if it is for this rank to tell, and gives the exit code. */
+/* Prints the error if this rank is responsible for that; returns the exit code. */
 int world_fail(const tdm_error *err, tdm_comm *comm);
-/* Whether it is about another rank, which is no fault of the job's. */
+/* Whether the status is about another rank and not about the job. */
 bool world_is_peer(tdm_status status);
 
-/* Starts `count` ranks of this very command on this host, waits for their end, and gives the exit code
- * of it all. */
+/* Starts `count` ranks of this command on this host, waits for their end, and returns the exit code. */
 int world_launch(const cli_args *args, const tdm_job *job, int count);
-/* This command once more, but for -n, which a world knows: the path of this program, and all words,
- * with NULL at the end; memory is the arena's. NULL after a complaint. */
+/* The command line of this command without -n: the path of this program and all words, NULL-terminated,
+ * allocated in the arena. NULL after an error message. */
 const char *const *world_words(const cli_args *args, tdm_arena *arena);
 
 #endif

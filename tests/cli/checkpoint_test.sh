@@ -107,7 +107,7 @@ test_packed() {
     assert_exit 0 "$TANDEM" replay packed/tiny-1 --step 13
     assert_contains "$out$err" "step-000000000012.safetensors.zst"
     assert_exit 0 "$TANDEM" train --resume packed/tiny-1
-    assert_contains "$err" "going on from step 12"
+    assert_contains "$err" "resuming from step 12"
     assert_exit 0 "$TANDEM" hash packed/tiny-1
     assert_equal "${out%% *}" "$end" "the hash at the end of a run that went on from a packed state"
     # And a training that packs by itself, behind its steps.
@@ -120,7 +120,7 @@ test_packed() {
 
 test_diff() {
     assert_exit 0 "$TANDEM" checkpoint diff "$run" "$last"
-    assert_contains "$out" "the same, bit for bit"
+    assert_contains "$out" "the states are bit-identical"
     assert_exit 1 "$TANDEM" checkpoint diff "$run:6" "$run:9"
     assert_contains "$out" "step      6, 9"
     assert_contains "$out" "tensors differ"
@@ -154,7 +154,7 @@ test_prune() {
     assert_equal "$(steps_in copy)" "6 12" "steps when the newest is damaged"
     damage copy/checkpoints/step-000000000006.safetensors
     assert_exit 1 "$TANDEM" checkpoint prune copy --keep 1
-    assert_contains "$err" "nothing is removed"
+    assert_contains "$err" "nothing was removed"
     assert_equal "$(steps_in copy)" "6 12" "steps when none is good"
     # By what the test set said: of 6 and 12 the better one.
     cp -r "$run" best

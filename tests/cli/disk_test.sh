@@ -98,7 +98,7 @@ test_a_disk_that_fills_up() {
     # With room again it goes on from the last good one.
     mount -o "remount,size=$((everything_kb * 3))k" disk
     assert_exit 0 "$TANDEM" train --resume disk/tiny-1
-    assert_contains "$err" "going on from step"
+    assert_contains "$err" "resuming from step"
     assert_equal "$(hash_in "$out")" "$whole" "the hash after there was room again"
 }
 

@@ -104,7 +104,7 @@ test_security() {
     make_job job.yaml
     assert_exit 0 "$TANDEM" doctor --security job.yaml --json
     assert_contains "$(value security)" "auto: TLS 1.3"
-    assert_contains "$(value source)" "drawn for each session"
+    assert_contains "$(value source)" "generated for each session"
     sed 's/^name:.*/&\ncomm: {security: off, transport: ucx}\nstore: etcd/' job.yaml >open.yaml
     assert_exit 0 env TANDEM_SECRET=short "$TANDEM" doctor --security open.yaml
     assert_contains "$out" "neither authenticate nor encrypt"

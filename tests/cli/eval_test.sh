@@ -87,7 +87,7 @@ test_a_changed_file_is_noticed() {
     assert_contains "$err" "has changed since the model was trained"
     sed 's/2$/7/' before.csv >data.csv
     assert_exit 4 "$TANDEM" eval "$run"
-    assert_contains "$err" "its classes are not those"
+    assert_contains "$err" "its classes are not those of the model"
     cut -d , -f 2- before.csv >data.csv
     assert_exit 4 "$TANDEM" eval "$run"
     assert_contains "$err" "4 numbers a sample, but the model takes 5"
@@ -104,7 +104,7 @@ test_many_classes_and_odd_names() {
         print c + rand() "," (-c) "," n } }' >many.csv
     assert_exit 0 "$TANDEM" train job.yaml -q --set data.train=many.csv --set name=many
     assert_exit 0 "$TANDEM" eval runs/many-1 --data many.csv
-    assert_contains "$out" "(the 20 classes of 40 with the least recall; --all shows all)"
+    assert_contains "$out" "(the 20 classes of 40 with the lowest recall; --all shows all)"
     assert_exit 0 "$TANDEM" eval runs/many-1 --data many.csv --all
     assert_equal "$(sed -n '/^class /,/^$/p' <<<"$out" | grep -c '^')" 42 "lines of the table"
     assert_contains "$out" '?[31mred '
@@ -120,7 +120,7 @@ test_bad_input() {
     assert_exit 2 "$TANDEM" eval
     assert_exit 2 "$TANDEM" eval a b
     assert_exit 2 "$TANDEM" eval "$run" --labels test.csv
-    assert_contains "$err" "'--labels' belongs to '--data'"
+    assert_contains "$err" "'--labels' requires '--data'"
     assert_exit 2 "$TANDEM" eval "$run" --batch 0
     assert_exit 2 "$TANDEM" eval nowhere
     assert_contains "$err" "nowhere: there is no such run or checkpoint"
@@ -129,7 +129,7 @@ test_bad_input() {
     assert_exit 2 "$TANDEM" eval job.yaml
     cut -d , -f 1-5 test.csv >unlabelled.csv
     assert_exit 2 "$TANDEM" eval "$run" --data unlabelled.csv
-    assert_contains "$err" "there are no labels to compare with"
+    assert_contains "$err" "the data has no labels"
     sed 's/0$/zero/' test.csv >strange.csv
     assert_exit 1 "$TANDEM" eval "$run" --data strange.csv
     assert_contains "$err" "line 1, column 6: the label 'zero' is none of the 3 classes"

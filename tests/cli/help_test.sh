@@ -51,7 +51,7 @@ test_unknown_words() {
     assert_exit 2 "$TANDEM" trian
     assert_contains "$err" "did you mean 'train'?"
     assert_exit 2 "$TANDEM" frobnicate
-    assert_contains "$err" "'tandem help' lists them"
+    assert_contains "$err" "'tandem help' lists all commands"
     assert_exit 2 "$TANDEM" ""
     assert_exit 2 "$TANDEM" --frobnicate
     assert_exit 2 "$TANDEM" train job.yaml --wokers 3
@@ -60,7 +60,7 @@ test_unknown_words() {
     assert_contains "$err" "see 'tandem help train'"
     # The name of a key of the job, given as an option.
     assert_exit 2 "$TANDEM" train job.yaml --epochs 3
-    assert_contains "$err" "it is a key of the job: '--set train.epochs=3'"
+    assert_contains "$err" "for the job key use '--set train.epochs=3'"
     assert_exit 2 "$TANDEM" train job.yaml --batch-size=64
     assert_contains "$err" "'--set train.batch=64'"
     assert_exit 2 "$TANDEM" train job.yaml --kind --quiet
@@ -76,11 +76,11 @@ test_unknown_words() {
 
 test_values_of_options() {
     assert_exit 2 "$TANDEM" train job.yaml --workers
-    assert_contains "$err" "'--workers' wants a value: --workers N"
+    assert_contains "$err" "'--workers' requires a value: --workers N"
     assert_exit 2 "$TANDEM" train job.yaml -n
-    assert_contains "$err" "'--workers' wants a value"
+    assert_contains "$err" "'--workers' requires a value"
     assert_exit 2 "$TANDEM" train job.yaml --set
-    assert_contains "$err" "'--set' wants a value"
+    assert_contains "$err" "'--set' requires a value"
     assert_exit 2 "$TANDEM" train job.yaml --quiet=yes
     assert_contains "$err" "'--quiet' takes no value"
     local n
@@ -171,7 +171,7 @@ test_completion_of_other_shells() {
         grep -q -- "-a $name -d" tandem.fish || fail "fish is not told of $name"
     done
     assert_exit 2 "$TANDEM" help --completion tcsh
-    assert_contains "$err" "knows bash, zsh and fish"
+    assert_contains "$err" "supports bash, zsh and fish"
     assert_exit 2 "$TANDEM" help --completion
 }
 

@@ -14,7 +14,7 @@ test_a_job() {
     assert_exit 0 "$TANDEM" inspect job.yaml
     assert_contains "$out" "parameters  147" # 5 * 16 + 16 + 16 * 3 + 3
     assert_contains "$out" "batch       32 rows in 4 lanes of 8"
-    assert_contains "$out" "150 of shape [5], 3 classes; none to test"
+    assert_contains "$out" "150 of shape [5], 3 classes; no test samples"
     # A lane's product: 2 * 8 * 5 * 16, the bias, and ReLU.
     [[ $out =~ fc1\.matmul\+relu\ +matmul\ +\[8,\ 16\]\ +product\ +1,536\ +512\ B\ +arena ]] ||
         fail "no such line for fc1.matmul+relu: $out"
@@ -83,7 +83,7 @@ test_ranks() {
     assert_contains "$err" "5 ranks cannot share 4 lanes"
     assert_exit 2 "$TANDEM" inspect job.yaml -n 0
     assert_exit 2 "$TANDEM" inspect "$last" -n 2
-    assert_contains "$err" "is not a job file"
+    assert_contains "$err" "a job file, but"
     assert_exit 2 "$TANDEM" inspect job.yaml -n 2 --hosts 3
     assert_contains "$err" "2 ranks cannot be spread over 3 hosts"
 }
@@ -151,7 +151,7 @@ test_bad_input() {
     assert_exit 2 "$TANDEM" inspect nowhere.yaml
     assert_contains "$err" "nowhere.yaml"
     assert_exit 2 "$TANDEM" inspect "$last" --set seed=2
-    assert_contains "$err" "is not a job file"
+    assert_contains "$err" "a job file, but"
     assert_exit 2 "$TANDEM" inspect job.yaml --set train.batch=0
     assert_contains "$err" "train.batch"
     assert_exit 2 "$TANDEM" inspect data.csv

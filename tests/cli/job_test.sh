@@ -10,7 +10,7 @@ make_job job.yaml
 
 test_check_says_that_it_is_fine() {
     assert_exit 0 "$TANDEM" job check job.yaml
-    assert_equal "$out" "job.yaml: the job 'tiny' is fine"
+    assert_equal "$out" "job.yaml: the job 'tiny' is valid"
     assert_equal "$err" ""
 }
 
@@ -166,9 +166,9 @@ test_usage() {
     assert_exit 2 "$TANDEM" job
     assert_contains "$err" "an argument is missing"
     assert_exit 2 "$TANDEM" job check
-    assert_contains "$err" "which job file?"
+    assert_contains "$err" "FILE is missing"
     assert_exit 2 "$TANDEM" job chekc job.yaml
-    assert_contains "$err" "none of 'check', 'show' and 'keys'"
+    assert_contains "$err" "use 'check', 'show' or 'keys'"
     assert_exit 2 "$TANDEM" job check job.yaml job.yaml
     assert_contains "$err" "too many arguments"
 }

@@ -102,7 +102,7 @@ test_code_only_with_consent() {
     assert_exit 0 "$TANDEM" inspect stray.safetensors --json
     assert_contains "$out" "\"library_sha256\":\"$sha\""
     assert_exit 0 "$TANDEM" checkpoint verify stray.safetensors
-    assert_contains "$out" "its model is code: $work/model.so, SHA-256 $sha"
+    assert_contains "$out" "its model is the shared object $work/model.so, SHA-256 $sha"
     assert_exit 0 "$TANDEM" checkpoint verify stray.safetensors --json
     assert_contains "$out" "\"library\":\"$work/model.so\""
 }
@@ -130,7 +130,7 @@ test_a_library_that_is_gone() {
     assert_exit 2 "$TANDEM" train job.yaml
     assert_contains "$err" "job.yaml:6:12: 'model.library': file '$work/model.so' does not exist"
     assert_exit 2 "$TANDEM" train --resume runs/own-1 --set train.epochs=4
-    assert_contains "$err" "there is no file '$work/model.so'"
+    assert_contains "$err" "file '$work/model.so' does not exist"
     for command in "eval runs/own-1" "predict runs/own-1 data.csv"; do
         # shellcheck disable=SC2086 # words of a command
         assert_exit 1 "$TANDEM" $command

@@ -46,15 +46,15 @@ test_a_job_for_a_run() {
 directory, such as runs/digits-1, or a .safetensors file in its checkpoints" "the message of $command"
     done
     assert_exit 2 "$TANDEM" train --resume job.yaml
-    assert_contains "$err" "'job.yaml' is not a run: it is a file"
+    assert_contains "$err" "'job.yaml' is a file, not a run directory"
 }
 
 test_files_of_data() {
     assert_exit 2 "$TANDEM" eval "$run" --data nothere.csv
-    assert_contains "$err" "there is no file 'nothere.csv'"
+    assert_contains "$err" "file 'nothere.csv' does not exist"
     assert_exit 2 "$TANDEM" predict "$run" nothere.csv
     assert_exit 2 "$TANDEM" predict "$run" folder
-    assert_contains "$err" "'folder' is a folder"
+    assert_contains "$err" "'folder' is a directory"
     assert_exit 2 "$TANDEM" predict "$run" data.csv --labels nothere
     assert_exit 2 "$TANDEM" train job.yaml --set data.train=nothere.csv
     assert_exit 2 "$TANDEM" train nothere.yaml

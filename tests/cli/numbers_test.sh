@@ -163,7 +163,7 @@ test_eval_and_predict_say_it() {
     assert_contains "$out" '"loss":null'
     assert_contains "$out" '"not_finite":2'
     assert_exit 0 "$TANDEM" predict fine/tiny-1 data.csv --top 2
-    assert_contains "$err" "for 2 of its samples, the first being sample 49"
+    assert_contains "$err" "for 2 samples, the first of which is sample 49"
     assert_contains "$out" "49,,,,,1"
     assert_exit 0 "$TANDEM" predict fine/tiny-1 data.csv --json
     assert_contains "$out" '{"sample":103,"class":null,"probability":null,"truth":"1"}'

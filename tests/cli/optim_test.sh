@@ -100,10 +100,10 @@ goes_on() {
         '$(NF - 1) + 0 > s' | xargs rm
     assert_exit 0 "$TANDEM" train job.yaml --resume parts/tiny-1 --json -n 3 \
         --set run.log_every_steps=1 "$@"
-    assert_equal "$(json_value hash <<<"$out")" "$expected" "the hash after going on from step $stop"
+    assert_equal "$(json_value hash <<<"$out")" "$expected" "the hash after resuming from step $stop"
     steady_metrics whole/tiny-1/metrics.jsonl >whole.metrics
     steady_metrics parts/tiny-1/metrics.jsonl >parts.metrics
-    assert_same_files parts.metrics whole.metrics "metrics after going on from step $stop"
+    assert_same_files parts.metrics whole.metrics "metrics after resuming from step $stop"
 }
 
 test_going_on_with_averages_and_schedules() {
@@ -148,13 +148,13 @@ test_early_stopping() {
         --set "train.early_stop={patience: 2, min_delta: 0.05}")
     rm -rf runs
     assert_exit 0 "$TANDEM" train job.yaml --set run.dir=runs "${early[@]}"
-    assert_contains "$out" "done early, without progress, at step"
+    assert_contains "$out" "stopped early, without improvement, at step"
     local expected steps
     expected=$(hash_in "$out")
     steps=$(sed -n 's/.*at step \([0-9]*\):.*/\1/p' <<<"$out")
     [ "$steps" -lt 240 ] || fail "it did not end early"
     assert_exit 0 "$TANDEM" train --resume runs/tiny-1
-    assert_contains "$out" "nothing to do: the run was ended early"
+    assert_contains "$out" "nothing to do: early stopping ended the run"
     assert_equal "$(hash_in "$out")" "$expected" "the hash of a run that was ended"
     # From before the end it ends at the same place; more patience takes it further.
     goes_on 9 "${early[@]}"
@@ -165,7 +165,7 @@ test_early_stopping() {
     # Taken up with early stopping that was not there before.
     assert_exit 0 "$TANDEM" train job.yaml -q --set run.dir=runs --set data.test_fraction=0.2
     assert_exit 0 "$TANDEM" train job.yaml --resume runs/tiny-2 "${early[@]}"
-    assert_contains "$out" "done early"
+    assert_contains "$out" "stopped early"
 }
 
 test_averages_are_measured_and_predict() {

@@ -175,7 +175,7 @@ test_a_killed_rank_of_a_fixed_world_is_named() {
         [ $((SECONDS - begin)) -lt 25 ] || fail "it took $((SECONDS - begin)) s to end"
         all_gone "${ranks[@]}" || fail "ranks are left"
         assert_equal "$(count "rank $victim was killed by signal 9" "$err")" 1 "naming in: $err"
-        assert_equal "$(count 'to go on .*--resume' "$err")" 1 "the way on in: $err"
+        assert_equal "$(count 'to resume .*--resume' "$err")" 1 "the way on in: $err"
         assert_equal "$(count "tandem trace" "$err")" 1 "traces in: $err"
         assert_good_state "killed-$victim/tiny-1"
         assert_exit 0 train job.yaml -q -n 2 --resume "killed-$victim/tiny-1" --set train.epochs=1
@@ -202,7 +202,7 @@ test_stopping() {
         end_of 130 "stopped-$who"
         nobody_is_left
         assert_equal "$(count 'stopping after this step' "$err")" 1 "announcements in: $err"
-        assert_equal "$(count 'to go on' "$out")" 1 "ways on in: $out"
+        assert_equal "$(count 'to resume' "$out")" 1 "ways on in: $out"
         assert_equal "$(count 'stopped at step' "$out")" 1 "summaries in: $out"
         assert_lacks "$err" "rank 0 ended"
         assert_lacks "$err" "tandem trace"
@@ -237,7 +237,7 @@ test_errors_are_said_once() {
     assert_exit 2 train job.yaml -n 3 --set optim.lr=fast
     assert_equal "$(count 'nothing was started' "$err")" 1 "refusals in: $err"
     assert_exit 2 train job.yaml -n 5
-    assert_contains "$err" "5 workers cannot share 4 lanes"
+    assert_contains "$err" "5 workers need at least as many lanes, but the job has 4"
     assert_contains "$err" "parallel.lanes"
     assert_exit 2 train job.yaml -n 2 --set comm.transport=mpi --set run.dir=never
     assert_contains "$err" "mpirun or srun"
@@ -294,7 +294,7 @@ test_other_launchers() {
     assert_exit 2 timeout "$deadline" "$TANDEM" run -n 2 -- "$TANDEM" train job.yaml -n 3 --set run.dir=other
     assert_contains "$err" "rank 0 of 2"
     assert_exit 2 timeout "$deadline" "$TANDEM" run -n 5 -- "$TANDEM" train job.yaml --set run.dir=other
-    assert_equal "$(count '5 workers cannot share 4 lanes' "$err")" 1 "refusals in: $err"
+    assert_equal "$(count '5 workers need at least as many lanes, but the job has 4' "$err")" 1 "refusals in: $err"
     # Slurm numbers batch scripts, too; those are no ranks.
     assert_exit 0 env SLURM_PROCID=0 SLURM_NTASKS=4 timeout "$deadline" "$TANDEM" train job.yaml -q -n 2 \
         --set run.dir=other

@@ -55,7 +55,7 @@ test_ps_of_one_run() {
     assert_exit 1 "$TANDEM" ps $pid --pid 7
     assert_contains "$err" "has no rank 7"
     assert_exit 2 "$TANDEM" ps other
-    assert_contains "$err" "no run 'other' is going on"
+    assert_contains "$err" "no active run 'other'"
     assert_exit 2 "$TANDEM" ps --pid 1
     assert_contains "$err" "usage: tandem ps RUN"
     # Of a process that has ended nobody waits for a run.
@@ -69,7 +69,7 @@ test_ps_of_one_run() {
     "$TANDEM" train "${long[@]}" >/dev/null 2>&1 &
     assert_exit 0 "$TANDEM" ps $! --wait 60 --pid 0
     assert_exit 2 "$TANDEM" ps kill --pid 0
-    assert_contains "$err" "2 running sessions are called 'kill'"
+    assert_contains "$err" "'kill' matches 2 active sessions"
     end_sessions
 }
 

@@ -51,7 +51,7 @@ test_every_step_is_what_the_run_did() {
     assert_contains "$out" "step-000000000005.safetensors, 0 steps on"
     assert_contains "$out" "recorded       the same"
     assert_contains "$out" "fc2.weight"
-    assert_contains "$err" "0 steps to train on"
+    assert_contains "$err" "0 steps to train before"
     assert_equal "$(listing $run)" "$before" "the run's folder"
 }
 
@@ -122,7 +122,7 @@ test_a_damaged_checkpoint_is_passed_over() {
     assert_contains "$out" "NOT the same"
     printf '{"step":14,"lo' >damaged/metrics.jsonl
     assert_exit 0 "$TANDEM" replay damaged --step 14 -q
-    assert_contains "$out" "recorded       nothing for this step"
+    assert_contains "$out" "recorded       no metrics for this step"
 }
 
 test_evaluations_that_decide_the_learning_rate() {
@@ -142,7 +142,7 @@ test_steps_with_bad_numbers() {
     [[ $err =~ step\ ([0-9]+): ]] || fail "no step is named: $err"
     step=${BASH_REMATCH[1]}
     assert_exit 0 "$TANDEM" replay bad/tiny-1 --step "$step" -q
-    assert_contains "$out" "bad numbers    an infinity was first produced by fc1.matmul+relu"
+    assert_contains "$out" "non-finite     an infinity was first produced by fc1.matmul+relu"
     assert_contains "$out" "sample 49 of"
     assert_exit 3 "$TANDEM" replay bad/tiny-1 --step "$((step + 1))" -q
     assert_contains "$err" "replay that step: --step $step"
@@ -164,13 +164,13 @@ test_one_lane() {
 
 test_mistakes() {
     assert_exit 2 "$TANDEM" replay $run
-    assert_contains "$err" "which step?"
+    assert_contains "$err" "--step is missing"
     assert_exit 2 "$TANDEM" replay $run --step 0
     assert_exit 2 "$TANDEM" replay $run --step 1 -n 2
     assert_exit 2 "$TANDEM" replay $run --step 1 --lane 4
-    assert_contains "$err" "there is no lane 4: the job has 4, counted from 0"
+    assert_contains "$err" "lane 4 does not exist: the job has lanes 0 to 3"
     assert_exit 2 "$TANDEM" replay $run --step 1 --dump fc1.weight
-    assert_contains "$err" "give both"
+    assert_contains "$err" "must be given together"
     assert_exit 2 "$TANDEM" replay runs --step 1
     assert_contains "$err" "is not a run"
     assert_exit 1 "$TANDEM" replay $run --step 16

@@ -76,7 +76,7 @@ test_every_checkpoint_leads_to_the_same_end() {
             '$2 + 0 > s' | xargs rm
         n=$((n % 4 + 1))
         assert_exit 0 "$TANDEM" train --resume runs/from -n "$n"
-        assert_contains "$err" "going on from step $step of 12"
+        assert_contains "$err" "resuming from step $step of 12"
         assert_whole runs/from
     done
 }
@@ -99,13 +99,13 @@ test_the_newest_run() {
     cp newest/tiny-1/job.yaml newest/tiny-11
     assert_exit 0 "$TANDEM" train "${auto[@]}"
     assert_contains "$err" "newest/tiny-10"
-    assert_contains "$err" "going on from step 8"
+    assert_contains "$err" "resuming from step 8"
     assert_whole newest/tiny-10
     assert_exit 0 "$TANDEM" train "${auto[@]}" -n 2
     local found=(newest/tiny-*/)
     assert_equal ${#found[@]} 4 "the number of runs"
     assert_exit 2 "$TANDEM" train --resume auto
-    assert_contains "$err" "which one?"
+    assert_contains "$err" "'--resume auto' needs a job"
 }
 
 test_another_job() {
@@ -149,12 +149,12 @@ test_no_run_at_all() {
     assert_exit 2 "$TANDEM" train job.yaml --resume nothing
     assert_contains "$err" "it has no job.yaml"
     assert_exit 2 "$TANDEM" train --resume runs/no-such
-    assert_contains "$err" "there is no such folder"
+    assert_contains "$err" "does not exist"
     assert_exit 2 "$TANDEM" train --resume data.csv
-    assert_contains "$err" "it is a file"
+    assert_contains "$err" "is a file, not a run directory"
     assert_exit 2 "$TANDEM" train --resume ""
     assert_exit 2 "$TANDEM" train --resume
-    assert_contains "$err" "'--resume' wants a value"
+    assert_contains "$err" "'--resume' requires a value"
     assert_equal "$(ls nothing)" "" "what a refused resume left"
     cp job.yaml nothing
     assert_exit 1 "$TANDEM" train job.yaml --resume nothing --set data.train=data.csv
@@ -165,10 +165,10 @@ test_no_run_at_all() {
 test_the_key_that_ends_it() {
     assert_exit 0 "$TANDEM" train job.yaml -q -n 1 --set run.dir=by-steps --set train.steps=7
     assert_exit 0 "$TANDEM" train --resume by-steps/tiny-1
-    assert_contains "$out" "at its last step, 7; to train it further, raise train.steps"
+    assert_contains "$out" "at its last step, 7; to train further, increase train.steps"
     assert_lacks "$out" "train.epochs"
     assert_exit 0 "$TANDEM" train --resume by-steps/tiny-1 --set train.steps=3
-    assert_contains "$out" "past its end at step 3 already; to train it further, raise train.steps"
+    assert_contains "$out" "after its last step 3; to train further, increase train.steps"
     assert_exit 1 "$TANDEM" replay by-steps/tiny-1 --step 9
     assert_contains "$err" "raise train.steps with --set"
     assert_exit 0 "$TANDEM" train job.yaml -q -n 1 --set run.dir=by-epochs
@@ -211,8 +211,8 @@ test_training_further() {
     assert_same_files further.metrics long.metrics "metrics of a run that was made longer"
     # And a shorter end than where it stands is no reason to train.
     assert_exit 0 "$TANDEM" train --resume runs/further --set train.steps=3
-    assert_contains "$out" "nothing to do: the run is at step 20, past its end at step 3 already"
-    assert_contains "$err" "at step 20, which is past the end at step 3 already"
+    assert_contains "$out" "nothing to do: the run is at step 20, after its last step 3"
+    assert_contains "$err" "at step 20, which is after the last step 3"
 }
 
 # damaged HOW: the newest checkpoint was damaged; the one before it is taken, with a warning.
@@ -220,7 +220,7 @@ damaged() {
     assert_exit 0 "$TANDEM" train --resume runs/damaged
     assert_contains "$err" "warning: passing over a checkpoint"
     assert_contains "$err" "step-000000000012.safetensors"
-    assert_contains "$err" "going on from step 10 of 12"
+    assert_contains "$err" "resuming from step 10 of 12"
     assert_whole runs/damaged
     assert_equal "$(find runs/damaged/checkpoints -name '*.damaged' | wc -l)" 1 "files set aside"
     assert_exit 0 "$TANDEM" train --resume runs/damaged
@@ -255,7 +255,7 @@ test_damage_of_two() {
     truncate -s 50 runs/two/checkpoints/step-000000000010.safetensors
     assert_exit 0 "$TANDEM" train --resume runs/two
     assert_equal "$(grep -c 'passing over' <<<"$err")" 2 "warnings"
-    assert_contains "$err" "going on from step 8 of 12"
+    assert_contains "$err" "resuming from step 8 of 12"
     assert_whole runs/two
 }
 
@@ -274,7 +274,7 @@ test_damage_is_not_kept_instead_of_good_ones() {
     flip runs/keep/$newest
     assert_exit 0 "$TANDEM" train --resume runs/keep --set checkpoint.keep=1 --set train.steps=11
     assert_exit 0 "$TANDEM" train --resume runs/keep --set train.steps=12
-    assert_contains "$err" "going on from step 11 of 12"
+    assert_contains "$err" "resuming from step 11 of 12"
     assert_equal "$(hash_in "$out")" "$whole" "the hash after going on twice"
 }
 

@@ -86,7 +86,7 @@ test_job() {
     [ "$out" != "$hash auto" ] || fail "another job has the same hash"
     assert_exit 2 "$TANDEM" run -n 1 --job job.yaml --set comm.transport=pigeon -- true
     assert_exit 2 "$TANDEM" run -n 1 --set comm.transport=shm -- true
-    assert_contains "$err" "'--set' overrides a key of a job; name its file with '--job'"
+    assert_contains "$err" "'--set' overrides a key of a job; give the job with '--job'"
 }
 
 test_exit_codes() {
@@ -98,7 +98,7 @@ test_exit_codes() {
     # shellcheck disable=SC2016 # for the ranks
     assert_exit 8 "$TANDEM" run -n 2 -- sh -c 'echo x >"$TANDEM_RUN/$TANDEM_RANK"; exit 8'
     assert_contains "$err" "exited with code 8"
-    assert_contains "$err" "shows what each rank did last"
+    assert_contains "$err" "shows the last events of each rank"
     [ "$(find tmp -mindepth 1 -maxdepth 1 | wc -l)" = 1 ] || fail "the failed run's folder is not kept"
     rm -r tmp/tandem-run-*
     # shellcheck disable=SC2016 # for the ranks
@@ -258,7 +258,7 @@ test_labels() {
     assert_equal "$(wc -l <<<"$out")" 18 "lines"
     # shellcheck disable=SC2016 # for the other shell
     assert_exit 1 bash -c '"$0" run -n 2 --label -- echo there >/dev/full' "$TANDEM"
-    assert_contains "$err" "the output cannot be written: No space left on device"
+    assert_contains "$err" "cannot write the output: No space left on device"
     # Long lines stay whole, and every byte comes through.
     head -c 600000 /dev/urandom | tr -d '\n' >long.bin
     # shellcheck disable=SC2016 # for the ranks

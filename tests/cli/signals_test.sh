@@ -97,7 +97,7 @@ assert_stopped_state() {
 # A signal that comes before the first step, or soon after.
 test_the_earliest_interruption() {
     assert_exit 130 early_interruption
-    assert_contains "$out" "to go on"
+    assert_contains "$out" "to resume"
     assert_stopped_state
     assert_exit 0 "$TANDEM" train job.yaml "${common[@]}" --resume early/tiny-1
 }
@@ -118,11 +118,11 @@ test_the_way_on() {
     mv "$place/job.yaml" "$place/my job.yaml"
     assert_exit 130 interrupted_in "$place"
     assert_contains "$err" "stopping after this step"
-    way=$(sed -n 's/^to go on  *//p' <<<"$out")
+    way=$(sed -n 's/^to resume  *//p' <<<"$out")
     assert_contains "$way" "tandem train"
     assert_exit 130 interrupted_way "$way"
-    assert_contains "$err" "going on from step"
-    assert_equal "$(sed -n 's/^to go on  *//p' <<<"$out")" "$way" "the way on from there"
+    assert_contains "$err" "resuming from step"
+    assert_equal "$(sed -n 's/^to resume  *//p' <<<"$out")" "$way" "the way on from there"
     assert_stopped_state
 }
 interrupted_in() {
@@ -136,7 +136,7 @@ interrupted_in() {
 interrupted_way() {
     PATH=$work/bin:$PATH bash -c "exec $1" &
     local pid=$!
-    wait_for 60 grep -qs "going on from step" .err
+    wait_for 60 grep -qs "resuming from step" .err
     kill -TERM "$pid"
     wait "$pid"
 }
@@ -216,7 +216,7 @@ test_save_and_go_on() {
     local pid list
     saving_run 1
     pid=$!
-    wait_for 60 grep -qs "going on\|steps" saves.err
+    wait_for 60 grep -qs "resuming\|steps" saves.err
     save_by 1 kill -USR1 "$pid"
     end_saving_run "$pid" 1
 
@@ -235,7 +235,7 @@ test_save_and_go_on() {
     has_saved saves/tiny-1 5 || fail "'checkpoint now --json' has not waited"
     end_saving_run "$pid" 5
     assert_exit 2 "$TANDEM" checkpoint now tiny-1
-    assert_contains "$err" "no run 'tiny-1' is going on"
+    assert_contains "$err" "no active run 'tiny-1'"
 }
 
 run_tests "$@"

@@ -105,7 +105,7 @@ test_more_workers_than_processors() {
 
 test_too_many_workers() {
     assert_exit 2 "$TANDEM" train job.yaml -n 5 --set run.dir=too-many
-    assert_contains "$err" "5 workers cannot share 4 lanes"
+    assert_contains "$err" "5 workers need at least as many lanes, but the job has 4"
     [ ! -e too-many ] || fail "a run was begun with too many workers"
 }
 
@@ -173,11 +173,11 @@ test_what_starts_nothing() {
     assert_contains "$err" "bad.yaml:6:13: "
     assert_contains "$err" "3 problems in the job; nothing was started"
     bad_start 2 "no-such.yaml" no-such.yaml
-    bad_start 2 "which job?"
+    bad_start 2 "JOB is missing"
     bad_start 2 "too many arguments" job.yaml job.yaml
     bad_start 2 "one batch of 1000" job.yaml --set train.batch=1000 --set data.last_batch=drop
-    bad_start 2 "'--workers' wants a whole number" job.yaml -n 0
-    bad_start 2 "'--workers' wants a whole number" job.yaml -n many
+    bad_start 2 "'--workers' expects a whole number" job.yaml -n 0
+    bad_start 2 "'--workers' expects a whole number" job.yaml -n many
     awk -F, -v OFS=, '{ $NF = 1; print }' data.csv >one-class.csv
     bad_start 2 "all samples have the same label" job.yaml --set data.train=one-class.csv
     cut -d, -f2- data.csv >narrow.csv

@@ -96,7 +96,7 @@ test_workers_come_and_go() {
     wait_for "$deadline" has_ranks 2
     assert_exit 0 tandem stop tiny-1
     end 130
-    assert_contains "$(cat launcher.out)" "to go on       tandem train --resume go/tiny-1"
+    assert_contains "$(cat launcher.out)" "to resume      tandem train --resume go/tiny-1"
     assert_contains "$(cat go/tiny-1/log.jsonl)" "killed by signal 9"
     assert_exit 0 tandem hash go/tiny-1
 }
@@ -117,7 +117,7 @@ test_the_launcher_dies_and_training_goes_on() {
 test_the_agent_dies_and_training_goes_on() {
     start 3 "${long[@]}" --set run.dir=orphans
     kill -9 "$(agent_pid)"
-    wait_for "$deadline" shows 'agent of [^ ]* gone, its workers go on'
+    wait_for "$deadline" shows 'agent of [^ ]* is dead, its workers continue'
     local before
     before=$(epoch)
     kill -9 "$(pid_of 2)" # nobody comes in its place
@@ -138,7 +138,7 @@ test_signals() {
     assert_exit 0 tandem stop tiny-1 --now
     end 130
     assert_contains "$(cat launcher.err)" "steps since the newest checkpoint are lost"
-    assert_contains "$(cat launcher.err)" "to go on       tandem train --resume signals/tiny-1"
+    assert_contains "$(cat launcher.err)" "to resume      tandem train --resume signals/tiny-1"
 }
 
 # Who is stopped is replaced, and nobody else: rank 0 does not wait for him.
@@ -174,7 +174,7 @@ test_too_few() {
         --set run.dir=few >few.out 2>few.err &
     local few=$!
     wait_for "$deadline" grep -q "1 of at least 2 workers have joined" few.err
-    assert_contains "$(tandem ps)" "1 of at least 2 ranks"
+    assert_contains "$(tandem ps)" "1 of 2 required ranks"
     assert_exit 0 tandem stop tiny
     local code=0
     wait "$few" || code=$?
@@ -200,29 +200,29 @@ test_wrong_words() {
         assert_exit 2 tandem $command
         assert_contains "$err" "usage: tandem $command"
         assert_exit 2 tandem $command nothing-1
-        assert_contains "$err" "no run 'nothing-1' is going on"
+        assert_contains "$err" "no active run 'nothing-1'"
     done
     assert_exit 2 tandem leave nothing-1
     assert_exit 2 tandem leave nothing-1 0
-    assert_contains "$err" "no run 'nothing-1'"
+    assert_contains "$err" "no active run 'nothing-1'"
     assert_exit 2 tandem join nothing-1 -n 0
     assert_exit 2 tandem ps --store ftp://here
     assert_exit 2 tandem agent --session x
     assert_contains "$err" "'--store' is missing"
     assert_exit 2 tandem ps too many
     assert_exit 0 tandem ps
-    assert_equal "$out" "no run is going on"
+    assert_equal "$out" "no active run"
     assert_exit 0 tandem ps --json
     assert_equal "$out" "[]"
     assert_exit 2 tandem train job.yaml --hosts a,b
-    assert_contains "$err" "needs a store that all of them reach"
+    assert_contains "$err" "requires a store that all hosts can reach"
     for command in a:0 a:x a,a '' ',' 'a;b' -x 'u@' a:99999; do
         assert_exit 2 tandem train job.yaml --hosts "$command" --store etcd:http://127.0.0.1:1
     done
     assert_exit 2 tandem train job.yaml --store http://here:1
-    assert_contains "$err" "'--store' wants etcd:http://HOST:2379"
+    assert_contains "$err" "'--store' expects etcd:http://HOST:2379"
     assert_exit 2 tandem train job.yaml -n 2 --min 3 --max 2
-    assert_contains "$err" "does not go together"
+    assert_contains "$err" "conflict"
     assert_exit 2 tandem train job.yaml -n 3 --max 2
     assert_exit 2 tandem train job.yaml -n 2 --max 9
     assert_contains "$err" "4 lanes"
@@ -270,7 +270,7 @@ test_looking_makes_no_files() {
     flock -s 9
     printf 'local:%s' "$work/runtime/ends-1.store" >runtime/ends-1.url
     assert_exit 0 tandem ps
-    assert_equal "$out" "no run is going on"
+    assert_equal "$out" "no active run"
     assert_equal "$(cd runtime && echo *)" "ends-1.lock ends-1.url" "the files"
     exec 9>&-
     (umask 077 && head -c 8388608 /dev/zero >runtime/leaked-2.store)
@@ -278,7 +278,7 @@ test_looking_makes_no_files() {
     assert_equal "$(ls -A runtime)" "" "files of sessions that have ended"
 }
 
-shows_nothing() { [ "$("$TANDEM" ps)" = "no run is going on" ]; }
+shows_nothing() { [ "$("$TANDEM" ps)" = "no active run" ]; }
 
 # as_tasks COUNT WORDS...: the tasks that srun would start on one node, in the background: $tasks, and what
 # each of them prints. Slurm itself is not needed for what its variables say.
@@ -352,8 +352,8 @@ test_tasks_that_are_ranks() {
         SLURM_NODEID=0 SLURM_STEP_NODELIST="localhost,b" TANDEM_SECRET=x TANDEM_DEADLINE=1)
     assert_exit 2 env "${variables[@]}" SLURM_STEP_TASKS_PER_NODE="1(x2)" timeout "$deadline" "$TANDEM" \
         train job.yaml --min 2
-    assert_contains "$err" "needs 'store: etcd'"
-    assert_contains "$err" "'--min' is for workers that this command starts"
+    assert_contains "$err" "requires 'store: etcd'"
+    assert_contains "$err" "'--min' applies only if this command starts the workers"
     assert_exit 2 env "${variables[@]}" SLURM_STEP_TASKS_PER_NODE="2" TANDEM_ELASTIC=0 \
         TANDEM_TRANSPORT=mpi timeout "$deadline" "$TANDEM" train job.yaml --max 2
     assert_equal "$(grep -c . <<<"$err")" 1 "lines of $err"

@@ -200,7 +200,7 @@ case_requeue() {
     let_go_on
     put_back requeue
     ends_well requeue
-    says requeue "going on from step"
+    says requeue "resuming from step"
 }
 
 # node_lost NODE: it loses its power, and the controller learns of it; by itself it does so after SlurmdTimeout.
@@ -222,7 +222,7 @@ case_node() {
     put_back node
     node_back n1
     ends_well node
-    says node "going on from step 4"
+    says node "resuming from step 4"
 }
 
 # Another node is lost, and the job is to go on without it: so does training.
@@ -265,7 +265,7 @@ case_fixed() {
     says fixed "has failed"
     TANDEM_SECRET=$secret submit fixed "" --
     ends_well fixed
-    says fixed "going on from step 40"
+    says fixed "resuming from step 40"
     if grep -rlF -- "$secret" "$work/fixed" "$work"/*.log; then complain "fixed: the files above have the secret"; fi
 }
 

@@ -281,7 +281,7 @@ case_interrupt() {
     kill -INT "$(launcher_pid)"
     let_go_on
     ends_with interrupt 130
-    says interrupt "to go on "
+    says interrupt "to resume "
     nobody_left interrupt
     strikes none
     start interrupt beta:1,gamma:1 -q --resume "$work/interrupt/net-1"
