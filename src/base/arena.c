@@ -1,9 +1,9 @@
 /*
- * arena.c: memory with one life-time.
+ * arena.c: memory with one lifetime.
  *
- * A list of chunks; pieces are cut from the newest one and never given back singly. A piece larger
- * than a chunk gets a chunk of its own. Invariants: chunks are zeroed when made, a byte is handed
- * out once, so pieces are always zeroed; sizes are checked for overflow before they are added.
+ * A list of chunks; allocations are taken from the newest one and never freed separately. An allocation
+ * larger than a chunk gets a separate chunk. Invariants: chunks are zeroed when created and a byte is
+ * allocated once, so allocations are always zeroed; sizes are checked for overflow before they are added.
  */
 #include <tandem/base.h>
 

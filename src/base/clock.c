@@ -1,6 +1,5 @@
 /*
- * clock.c: time. The monotonic clock measures; the wall clock is for people only and never decides
- * anything.
+ * clock.c: time. The monotonic clock is for measurements; the wall clock is for display only.
  */
 #include <tandem/base.h>
 

@@ -1,8 +1,8 @@
 /*
- * hash.c: SHA-256 and HMAC by OpenSSL's libcrypto, which uses the processor's own instructions for it.
+ * hash.c: SHA-256 and HMAC by OpenSSL's libcrypto, which uses the SHA instructions of the CPU.
  *
- * create() is the only call that can fail: the context and the algorithm are both fetched there,
- * and feeding bytes to a ready context needs no memory.
+ * create() is the only call that can fail: it fetches the context and the algorithm, and updating a
+ * context needs no memory.
  */
 #include <tandem/base.h>
 

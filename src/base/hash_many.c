@@ -1,14 +1,13 @@
 /*
- * hash_many.c: SHA-256 of many pieces at once.
+ * hash_many.c: SHA-256 of several inputs at once.
  *
- * One SHA-256 is a chain: each round waits for the one before it, and a processor is idle for most of
- * that. Pieces that do not depend on each other fill the gaps: with AVX-512 sixteen of them go through the
- * same rounds together, a word of each side by side in a register, about twice as fast as one after
- * another by the processor's own instructions for SHA-256. Elsewhere they go through OpenSSL, one by one.
+ * The rounds of one SHA-256 are a dependency chain, which leaves a CPU mostly idle. Independent inputs
+ * fill the gaps: with AVX-512, sixteen of them are processed in the lanes of a register, about twice as
+ * fast as one after another with the SHA instructions. On other CPUs, OpenSSL hashes them one by one.
  *
- * A lane takes the next piece when its own is done, so pieces of all lengths keep all lanes busy; the last
- * blocks, which hold the padding, are made in a buffer of the lane. Lanes that have nothing left compute
- * along with others' bytes, and nobody looks at what comes out. The digests are those of tdm_sha256_of.
+ * A lane takes the next input when its own is finished, so inputs of all lengths keep all lanes busy; the
+ * last blocks, with the padding, are built in a buffer of the lane. Lanes without input compute with
+ * arbitrary bytes, and the result is ignored. The digests are those of tdm_sha256_of.
  */
 #include <tandem/base.h>
 

@@ -1,10 +1,9 @@
 /*
- * json_read.c: JSON in, from strangers.
+ * json_read.c: parses untrusted JSON.
  *
- * A recursive-descent reader of RFC 8259, strict: no comments, no trailing commas, no bare words,
- * UTF-8 checked, lone surrogates refused, duplicate keys refused, depth bounded by 64. Everything
- * it builds comes from the caller's arena. It never reads past `end`; every failure names the byte
- * at which it was seen.
+ * A strict recursive-descent parser of RFC 8259: no comments, no trailing commas, no bare words, UTF-8
+ * checked, lone surrogates and duplicate keys rejected, depth at most 64. All memory comes from the
+ * caller's arena. It never reads past `end`; every error contains the offset of the byte.
  */
 #include <tandem/text.h>
 
@@ -36,7 +35,7 @@ static tdm_status bad(reader *r, const char *what)
 
 static tdm_status no_memory(reader *r)
 {
-    return tdm_fail(r->err, TDM_ERR_NO_MEMORY, "JSON: no memory for the values");
+    return tdm_fail(r->err, TDM_ERR_NO_MEMORY, "JSON: out of memory");
 }
 
 static void skip_space(reader *r)
@@ -108,7 +107,7 @@ static tdm_status read_number(reader *r, tdm_json *out)
 
 static tdm_status read_hex4(reader *r, uint32_t *out)
 {
-    if (r->end - r->at < 4) return bad(r, "\\u wants four hexadecimal digits");
+    if (r->end - r->at < 4) return bad(r, "\\u requires four hexadecimal digits");
     uint32_t value = 0;
     for (int i = 0; i < 4; i++) {
         char c = r->at[i];
@@ -116,7 +115,7 @@ static tdm_status read_hex4(reader *r, uint32_t *out)
                     : c >= 'a' && c <= 'f' ? c - 'a' + 10
                     : c >= 'A' && c <= 'F' ? c - 'A' + 10
                                            : -1;
-        if (digit < 0) return bad(r, "\\u wants four hexadecimal digits");
+        if (digit < 0) return bad(r, "\\u requires four hexadecimal digits");
         value = value << 4 | (uint32_t)digit;
     }
     r->at += 4;
@@ -233,9 +232,8 @@ static tdm_status refuse_duplicates(reader *r, const tdm_json *object)
     tdm_status status = TDM_OK;
     for (size_t i = 1; i < n && status == TDM_OK; i++)
         if (compare_keys(&sorted[i - 1], &sorted[i]) == 0)
-            status = tdm_fail(r->err, TDM_ERR_FORMAT,
-                              "JSON, byte %zu: the key '%.80s' stands twice", sorted[i]->offset,
-                              sorted[i]->key);
+            status = tdm_fail(r->err, TDM_ERR_FORMAT, "JSON, byte %zu: duplicate key '%.80s'",
+                              sorted[i]->offset, sorted[i]->key);
     free(sorted);
     return status;
 }

@@ -1,7 +1,6 @@
 /*
- * json_write.c: JSON out. The writer knows where commas, newlines and quotes go; callers only say
- * what there is. Text is taken as UTF-8; bytes that are not come out as the replacement character,
- * so the output is valid JSON whatever went in.
+ * json_write.c: writes JSON. The writer adds commas, newlines and quotes. Text must be UTF-8; invalid
+ * bytes become the replacement character, so the output is always valid JSON.
  */
 #include <tandem/text.h>
 

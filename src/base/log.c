@@ -1,8 +1,8 @@
 /*
- * log.c: the way of the library's words to whoever wants them.
+ * log.c: passes log records to the sinks.
  *
- * The list of sinks is the library's one mutable global. Calls of the sinks are serialised by a
- * lock, so a sink needs none of its own. A message that nobody listens for costs one atomic load.
+ * The list of sinks is the library's only mutable global. A lock serialises the calls of the sinks, so
+ * a sink needs no lock. A record without a sink costs one atomic load.
  */
 #include <tandem/base.h>
 

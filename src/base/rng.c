@@ -1,9 +1,9 @@
 /*
- * rng.c: random numbers as a pure function of what they are for.
+ * rng.c: random numbers as a pure function of their address.
  *
- * Philox 4x32-10 turns a 128-bit counter and a 64-bit key into four words. An address (seed,
- * stream, sub-stream, step, sample) becomes a key of its own by one Philox call on the seed, and
- * step and sample stand in the counter, so two different addresses never share a block:
+ * Philox 4x32-10 maps a 128-bit counter and a 64-bit key to four words. The seed, the stream and the
+ * sub-stream of an address give the key by one Philox call, and step and sample are part of the counter,
+ * so two different addresses never share a block:
  *     counter[0]  block within the sequence
  *     counter[1]  sample, low 32 bits
  *     counter[2]  step, low 32 bits

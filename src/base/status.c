@@ -1,8 +1,8 @@
 /*
- * status.c: the one table of status codes, and the making of error messages.
+ * status.c: the table of status codes, and the construction of error messages.
  *
- * A code, its name and its text stand in one row; nothing else in the library repeats them. The
- * group of a code is its hundreds, so the table cannot disagree with it.
+ * A code, its name and its text are one row; nothing else in the library repeats them. The group of a
+ * code is its hundreds digit, so the table cannot disagree with it.
  */
 #include <tandem/base.h>
 
@@ -17,30 +17,30 @@ typedef struct status_row {
 
 static const status_row rows[] = {
     {TDM_OK, "ok", "success"},
-    {TDM_ERR_INVALID, "invalid", "an argument does not make sense"},
-    {TDM_ERR_NOT_FOUND, "not-found", "what was asked for is not there"},
-    {TDM_ERR_EXISTS, "exists", "it is there already"},
-    {TDM_ERR_FORMAT, "format", "the bytes do not follow their format"},
-    {TDM_ERR_RANGE, "range", "a number or a size is out of its range"},
-    {TDM_ERR_UNSUPPORTED, "unsupported", "this build or this version cannot do that"},
+    {TDM_ERR_INVALID, "invalid", "an argument is invalid"},
+    {TDM_ERR_NOT_FOUND, "not-found", "the requested object does not exist"},
+    {TDM_ERR_EXISTS, "exists", "the object already exists"},
+    {TDM_ERR_FORMAT, "format", "the data has an invalid format"},
+    {TDM_ERR_RANGE, "range", "a number or a size is out of range"},
+    {TDM_ERR_UNSUPPORTED, "unsupported", "this build or version does not support the operation"},
     {TDM_ERR_IO, "io", "reading or writing failed"},
-    {TDM_ERR_CHECKSUM, "checksum", "the bytes are not those that were written"},
-    {TDM_ERR_TIMEOUT, "timeout", "it took longer than its deadline"},
-    {TDM_ERR_BUSY, "busy", "somebody else is using it"},
-    {TDM_ERR_INTERRUPTED, "interrupted", "it was asked to stop"},
+    {TDM_ERR_CHECKSUM, "checksum", "the data does not match its checksum"},
+    {TDM_ERR_TIMEOUT, "timeout", "the deadline was exceeded"},
+    {TDM_ERR_BUSY, "busy", "another process is using the object"},
+    {TDM_ERR_INTERRUPTED, "interrupted", "the operation was interrupted"},
     {TDM_ERR_PEER_FAILED, "peer-failed", "a worker of this job has failed"},
-    {TDM_ERR_PEER_MISMATCH, "peer-mismatch", "two workers called different things"},
-    {TDM_ERR_PEER_TIMEOUT, "peer-timeout", "a worker did not come within the deadline"},
-    {TDM_ERR_PEER_REFUSED, "peer-refused", "the other workers did not let this one in"},
-    {TDM_ERR_PEER_LEFT, "peer-left", "a worker has left the world in good order"},
-    {TDM_ERR_PEER_FENCED, "peer-fenced", "the others go on without this worker"},
-    {TDM_ERR_NO_MEMORY, "no-memory", "this host has no memory left"},
-    {TDM_ERR_NO_SPACE, "no-space", "this host's disk is full"},
-    {TDM_ERR_SYSTEM, "system", "the operating system refused"},
-    {TDM_ERR_JOB_INVALID, "job-invalid", "the job file is not right"},
-    {TDM_ERR_JOB_MISMATCH, "job-mismatch", "the job is not the one this state belongs to"},
-    {TDM_ERR_DIVERGED, "diverged", "the numbers of the model are no longer finite"},
-    {TDM_ERR_INTERNAL, "internal", "a defect of tandem itself; please report it"},
+    {TDM_ERR_PEER_MISMATCH, "peer-mismatch", "two workers made different calls"},
+    {TDM_ERR_PEER_TIMEOUT, "peer-timeout", "a worker exceeded the deadline"},
+    {TDM_ERR_PEER_REFUSED, "peer-refused", "the other workers rejected this worker"},
+    {TDM_ERR_PEER_LEFT, "peer-left", "a worker has left the world"},
+    {TDM_ERR_PEER_FENCED, "peer-fenced", "this worker was fenced out"},
+    {TDM_ERR_NO_MEMORY, "no-memory", "this host is out of memory"},
+    {TDM_ERR_NO_SPACE, "no-space", "the disk of this host is full"},
+    {TDM_ERR_SYSTEM, "system", "a system call failed"},
+    {TDM_ERR_JOB_INVALID, "job-invalid", "the job file is invalid"},
+    {TDM_ERR_JOB_MISMATCH, "job-mismatch", "the state belongs to another job"},
+    {TDM_ERR_DIVERGED, "diverged", "a number of the model is not finite"},
+    {TDM_ERR_INTERNAL, "internal", "an internal error of tandem; please report it"},
 };
 
 enum { ROW_COUNT = sizeof(rows) / sizeof(rows[0]) };

@@ -1,8 +1,8 @@
 /*
- * str.c: strings that grow, and texts for people: sizes, counts, durations, near misses.
+ * str.c: growing strings, and formatting: sizes, counts, durations, suggestions.
  *
  * A tdm_str doubles its memory as needed. Once memory runs out it is `failed`: later additions are
- * dropped and what was collected stays valid, so callers check once, at the end.
+ * ignored and the collected text stays valid, so one check at the end is enough.
  */
 #include <tandem/text.h>
 

@@ -1,4 +1,4 @@
-/* utf8.c: UTF-8, read once for the whole house: the well-formed characters of Unicode's table 3-7. */
+/* utf8.c: the UTF-8 decoder: accepts the well-formed characters of Unicode's table 3-7. */
 #include <tandem/text.h>
 
 size_t tdm_text_utf8(const void *bytes, size_t left, uint32_t *out)

@@ -1,19 +1,18 @@
 /*
- * checkpoint.c: a training state as one safetensors file, and how it is read. (checkpoint_write.c
- * writes it.)
+ * checkpoint.c: reads a training state from a safetensors file. (checkpoint_write.c writes it.)
  *
  * Tensors are the file's tensors; everything else is text in its metadata:
- *   format        "tandem-checkpoint-2"; files of "tandem-checkpoint-1" are read, too
+ *   format        "tandem-checkpoint-2"; files of "tandem-checkpoint-1" are read as well
  *   position      {"step":…,"epoch":…,"position":…,"samples":…,"seed":…}, decimal numbers
  *   job           the resolved job file, and job_hash its hash
  *   data_hash     of the training set; absent when there is none
- *   numerics      what decided bits beside job and data; absent in files of before there were versions
+ *   numerics      the numerics version, which affects bits besides job and data; absent in old files
  *   classes       a JSON list of names; sample_shape a JSON list of sizes
  *   state         tdm_state_hash: SHA-256 over position and tensors, by chunks; in format 1 in one go
  *   sha256        SHA-256 over all the texts above, and so, through `state`, over everything
- * Opening recomputes both hashes before anything is believed, and then checks each text as hostile
- * input all the same: a checksum stops accidents, not people. Class names are for people: bytes in
- * them that are no UTF-8 are stored as the replacement character.
+ * Opening verifies both hashes first, and then checks each text as hostile input nevertheless: a checksum
+ * detects accidents, not attacks. Bytes of class names that are not UTF-8 are stored as the replacement
+ * character.
  */
 #include "checkpoint/internal.h"
 
@@ -61,7 +60,7 @@ static tdm_status need_text(const char *path, const tdm_safetensors *file, const
 {
     const char *text = tdm_safetensors_metadata(file, name);
     if (!text) {
-        return tdm_fail(err, TDM_ERR_FORMAT, "%s: the metadata lack \"%s\"; the file is damaged",
+        return tdm_fail(err, TDM_ERR_FORMAT, "%s: the metadata have no \"%s\"; the file is damaged",
                         path, name);
     }
     *out = text;
@@ -73,13 +72,14 @@ static tdm_status check_format(const char *path, const tdm_safetensors *file, td
     const char *format = tdm_safetensors_metadata(file, "format");
     if (format && (strcmp(format, FORMAT) == 0 || strcmp(format, FORMAT_1) == 0)) return TDM_OK;
     if (format && strncmp(format, FORMAT_PREFIX, strlen(FORMAT_PREFIX)) == 0) {
-        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
-                        "%s: is a checkpoint of format %.60s, and this version reads up to %s; use "
-                        "the version of Tandem that wrote it",
-                        path, format, FORMAT);
+        return tdm_fail(
+            err, TDM_ERR_UNSUPPORTED,
+            "%s: the checkpoint has format %.60s, but this version reads formats up to %s; "
+            "use the version of Tandem that wrote it",
+            path, format, FORMAT);
     }
     return tdm_fail(err, TDM_ERR_FORMAT,
-                    "%s: is a safetensors file, but no checkpoint of Tandem's: its metadata lack "
+                    "%s: a safetensors file, but not a checkpoint of Tandem: its metadata have no "
                     "\"format\": \"%s\"",
                     path, FORMAT);
 }
@@ -89,9 +89,9 @@ static tdm_status compare_hash(const char *path, const char *what, const char *e
 {
     if (strcmp(expected, found) == 0) return TDM_OK;
     return tdm_fail(err, TDM_ERR_CHECKSUM,
-                    "%s: the %s of the file should be %.64s, but is %s: the file was damaged or "
+                    "%s: the %s of the file is %s, expected %.64s: the file was damaged or "
                     "changed; remove it and resume from an older checkpoint",
-                    path, what, expected, found);
+                    path, what, found, expected);
 }
 
 static tdm_status parse_text(const char *path, const char *name, const char *text,
@@ -161,7 +161,7 @@ static tdm_status read_classes(const char *path, tdm_checkpoint *checkpoint, tdm
     for (const tdm_json *child = list->first; child; child = child->next, n++) {
         names[n] = tdm_json_as_string(child);
         if (!names[n]) {
-            return tdm_fail(err, TDM_ERR_FORMAT, "%s: metadata \"classes\": item %zu is no name",
+            return tdm_fail(err, TDM_ERR_FORMAT, "%s: metadata \"classes\": item %zu is not a name",
                             path, n);
         }
     }
@@ -181,7 +181,8 @@ static tdm_status read_sample_shape(const char *path, tdm_checkpoint *checkpoint
         int64_t dim = -1;
         if (shape.rank == TDM_MAX_DIMS || !tdm_json_as_i64(child, &dim) || dim < 0) {
             return tdm_fail(err, TDM_ERR_FORMAT,
-                            "%s: metadata \"sample_shape\" is no shape: item %d", path, shape.rank);
+                            "%s: metadata \"sample_shape\": item %d is not a size", path,
+                            shape.rank);
         }
         shape.dim[shape.rank++] = dim;
     }

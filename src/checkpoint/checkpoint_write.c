@@ -1,12 +1,11 @@
 /*
- * checkpoint_write.c: a training state into a checkpoint, piece by piece. (checkpoint.c says what
- * stands in it, and reads it.)
+ * checkpoint_write.c: writes a training state to a checkpoint, in pieces. (checkpoint.c describes the
+ * contents and reads them.)
  *
- * Both hashes are of a fixed length, so the header's length is known before the first byte of a tensor
- * is. Tensors are pushed in order of name; each byte goes to its place in the file, where order is
- * another. Or other processes put chunks there, and hand in what these hash to. The hashes are put into the header at the end, and
- * the header into the file; then the file takes its name. Whoever is killed before that has changed
- * nothing.
+ * Both hashes have a fixed length, so the length of the header is known before the first byte of a
+ * tensor. Tensors are pushed in order of name; the order in the file may be another. Alternatively, other
+ * processes write chunks and pass their hashes to this one. At the end the hashes are put into the header,
+ * the header is written, and the file gets its name. A kill before that changes nothing.
  */
 #include "checkpoint/internal.h"
 
@@ -48,7 +47,7 @@ static tdm_status check_content(const tdm_checkpoint_content *content, tdm_error
         }
     }
     if (tdm_shape_elements(&content->sample_shape) < 0) {
-        return tdm_fail(err, TDM_ERR_INVALID, "the shape of a sample is impossible (rank %d)",
+        return tdm_fail(err, TDM_ERR_INVALID, "the shape of a sample is invalid (rank %d)",
                         content->sample_shape.rank);
     }
     return TDM_OK;

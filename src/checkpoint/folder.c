@@ -1,17 +1,17 @@
 /*
- * folder.c: the checkpoints of one run, side by side in a folder.
+ * folder.c: the directory with the checkpoints of a run.
  *
- * A checkpoint's name tells its step, so the newest is found without opening any. Names that do
- * not fit exactly are somebody else's: they are neither opened nor removed. A run is continued from
- * the newest file that verifies; damage is reported in the log, and never removed here, so that a
- * person can look at it. A checkpoint may be plain or packed; of two of one step the plain one counts.
+ * The name of a checkpoint contains its step, so the newest one is found without opening any. Files with
+ * other names are neither opened nor removed. A run resumes from the newest valid file; damaged files are
+ * reported in the log and not removed, so that the user can examine them. A checkpoint may be plain or
+ * compressed; of two checkpoints of one step the plain one is used.
  *
- * Old checkpoints are removed by rules, the oldest first, and only when the caller names one that is good:
- * that one stays whatever the rules say. On a full disk the number of newest ones that stay shrinks to one.
+ * Old checkpoints are removed by rules, the oldest first, and only if the caller names a valid one, which
+ * is always kept. On a full disk the number of kept checkpoints shrinks to one.
  *
- * Temporary files carry the number of the process that wrote them (see os/file_write.c). One whose
- * writer is gone was left by a kill. Ours count as left, too: do not prune a folder while another
- * thread of this process saves into it.
+ * The names of temporary files contain the process id of the writer (see os/file_write.c). A file whose
+ * writer is dead is a leftover. Files of this process count as leftovers as well: do not prune a directory
+ * while another thread of this process saves to it.
  */
 #include "checkpoint/internal.h"
 
@@ -174,14 +174,14 @@ static tdm_status find_newest(const char *dir, tdm_arena *arena, char **out_path
              * version's): going on from an older one would throw work away. */
             return tdm_fail(err, status, "%s", why.message);
         }
-        tdm_log(TDM_LOG_WARN, "checkpoint", "passing over a checkpoint: %s", why.message);
+        tdm_log(TDM_LOG_WARN, "checkpoint", "skipping a checkpoint: %s", why.message);
     }
     if (count > 0) {
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                        "%s: none of its %zu checkpoints can be read; the log says why", dir,
-                        count);
+                        "%s: none of its %zu checkpoints can be read; see the log for the reasons",
+                        dir, count);
     }
-    return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: holds no checkpoint", dir);
+    return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: no checkpoint found", dir);
 }
 
 tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_path, tdm_error *err)
@@ -406,7 +406,7 @@ tdm_status tdm_checkpoint_free_space(const char *dir, const tdm_checkpoint_reten
     *out = (tdm_checkpoint_removed){0};
     if (rules->keep <= 0) return TDM_OK;
     tdm_arena *arena = tdm_arena_create("room");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to make room in %s", dir);
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to free space in %s", dir);
     tdm_status status = make_room(dir, rules, bytes, arena, out, err);
     tdm_arena_destroy(arena);
     return status;

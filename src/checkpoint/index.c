@@ -1,11 +1,11 @@
 /*
- * index.c: what the test set said of each checkpoint of a folder.
+ * index.c: the test metrics of the checkpoints of a directory.
  *
- * That is no part of a state, so it stands beside the checkpoints, in index.json:
+ * They are not part of a state, so they are stored next to the checkpoints, in index.json:
  *   {"format":"tandem-checkpoints-1","steps":[{"step":120,"test_loss":0.3,"test_accuracy":0.9},...]}
- * It is a convenience: nothing is ever restored from it. Where it is missing or unreadable it is made again
- * from the run's metrics.jsonl, as far as that goes. A checkpoint without a line here counts as one that
- * was not measured. It is replaced atomically.
+ * No state is restored from this file. If it is missing or unreadable it is rebuilt from the run's
+ * metrics.jsonl, as far as possible. A checkpoint without an entry counts as not evaluated. The file is
+ * replaced atomically.
  */
 #include "checkpoint/internal.h"
 

@@ -60,27 +60,28 @@ static tdm_status no_memory(const parse *p)
 static tdm_status find_header(parse *p, const uint8_t *bytes, size_t count, size_t *out_length)
 {
     if (count < 8) {
-        return tdm_fail(p->err, TDM_ERR_FORMAT,
-                        "%s: has %zu bytes; a safetensors file begins with 8 bytes of length",
-                        p->name, count);
+        return tdm_fail(
+            p->err, TDM_ERR_FORMAT,
+            "%s: too short (%zu bytes): a safetensors file begins with 8 bytes of length", p->name,
+            count);
     }
     uint64_t length;
     memcpy(&length, bytes, sizeof length);
     if (length > TDM__MAX_HEADER_BYTES) {
         return tdm_fail(p->err, TDM_ERR_FORMAT,
                         "%s: the header claims %" PRIu64 " bytes, more than the %u allowed; this "
-                        "is no safetensors file, or a damaged one",
+                        "is not a safetensors file, or it is damaged",
                         p->name, length, TDM__MAX_HEADER_BYTES);
     }
     if (length > count - 8) {
         return tdm_fail(p->err, TDM_ERR_FORMAT,
                         "%s: the header claims %" PRIu64 " bytes, but only %zu follow; the file is "
-                        "cut short, or no safetensors file",
+                        "truncated, or it is not a safetensors file",
                         p->name, length, count - 8);
     }
     if (length == 0 || bytes[8] != '{') {
         return tdm_fail(p->err, TDM_ERR_FORMAT,
-                        "%s: the header does not begin with '{'; this is no safetensors file",
+                        "%s: the header does not begin with '{'; this is not a safetensors file",
                         p->name);
     }
     p->data = bytes + 8 + length;
@@ -130,8 +131,8 @@ static tdm_status read_metadata(parse *p, const tdm_json *object)
                             8 + child->offset);
         }
         if (strlen(child->key) != child->key_length || !tdm_json_as_string(child)) {
-            return tdm_fail(p->err, TDM_ERR_UNSUPPORTED, "%s: metadata '%.200s' holds a zero byte",
-                            p->name, child->key);
+            return tdm_fail(p->err, TDM_ERR_UNSUPPORTED,
+                            "%s: metadata '%.200s' contains a zero byte", p->name, child->key);
         }
         texts[n].name = tdm_arena_strdup(arena, child->key);
         texts[n].text = tdm_arena_strdup(arena, child->string);
@@ -155,10 +156,11 @@ static tdm_status read_dtype(const parse *p, const char *name, const tdm_json *v
     }
     tdm_dtype dtype = tdm__safetensors_dtype(text);
     if (dtype == TDM_DTYPE_NONE) {
-        return tdm_fail(p->err, TDM_ERR_UNSUPPORTED,
-                        "%s: tensor '%.200s' has dtype %.40s, which Tandem does not know; convert "
-                        "it to F32 or BF16 first",
-                        p->name, name, text);
+        return tdm_fail(
+            p->err, TDM_ERR_UNSUPPORTED,
+            "%s: tensor '%.200s' has dtype %.40s, which Tandem does not support; convert "
+            "it to F32 or BF16 first",
+            p->name, name, text);
     }
     *out = dtype;
     return TDM_OK;
@@ -173,8 +175,8 @@ static tdm_status read_shape(const parse *p, const char *name, const tdm_json *v
     }
     if (value->count > TDM_MAX_DIMS) {
         return tdm_fail(p->err, TDM_ERR_UNSUPPORTED,
-                        "%s: tensor '%.200s' has %zu dimensions, and at most %d are allowed",
-                        p->name, name, value->count, TDM_MAX_DIMS);
+                        "%s: tensor '%.200s' has %zu dimensions; the maximum is %d", p->name, name,
+                        value->count, TDM_MAX_DIMS);
     }
     tdm_shape shape = {.rank = (int)value->count};
     int d = 0;
@@ -182,7 +184,7 @@ static tdm_status read_shape(const parse *p, const char *name, const tdm_json *v
         uint64_t dim = 0;
         if (!tdm_json_as_u64(child, &dim) || dim > INT64_MAX) {
             return tdm_fail(p->err, TDM_ERR_FORMAT,
-                            "%s: tensor '%.200s': dimension %d is no size (byte %zu)", p->name,
+                            "%s: tensor '%.200s': dimension %d is not a size (byte %zu)", p->name,
                             name, d, 8 + child->offset);
         }
         shape.dim[d] = (int64_t)dim;
@@ -201,8 +203,8 @@ static tdm_status read_offsets(const parse *p, const char *name, const tdm_json 
     }
     if (out->begin > out->end || out->end > p->data_bytes) {
         return tdm_fail(p->err, TDM_ERR_FORMAT,
-                        "%s: tensor '%.200s' lies at bytes %" PRIu64 " to %" PRIu64
-                        ", but the data have %" PRIu64 " bytes; the file is cut short or damaged",
+                        "%s: tensor '%.200s' is at bytes %" PRIu64 " to %" PRIu64
+                        ", but the data have %" PRIu64 " bytes; the file is truncated or damaged",
                         p->name, name, out->begin, out->end, p->data_bytes);
     }
     return TDM_OK;
@@ -212,7 +214,7 @@ static tdm_status read_entry(const parse *p, const tdm_json *value, entry *out)
 {
     if (strlen(value->key) != value->key_length) {
         return tdm_fail(p->err, TDM_ERR_UNSUPPORTED,
-                        "%s: the tensor name '%.200s' holds a zero byte", p->name, value->key);
+                        "%s: the tensor name '%.200s' contains a zero byte", p->name, value->key);
     }
     const char *name = tdm_arena_strdup(p->file->arena, value->key);
     if (!name) return no_memory(p);
@@ -291,7 +293,7 @@ static tdm_status check_cover(const parse *p)
     if (expected != p->data_bytes) {
         return tdm_fail(p->err, TDM_ERR_FORMAT,
                         "%s: the tensors hold %" PRIu64 " bytes, but the data have %" PRIu64
-                        "; the file was cut short, or something was added to it",
+                        "; the file was truncated or extended",
                         p->name, expected, p->data_bytes);
     }
     return TDM_OK;

@@ -51,7 +51,7 @@ static tdm_status check_tensor(const tdm_named_tensor *item, size_t index, bool 
     int64_t elements = tdm_tensor_elements(tensor);
     if (elements < 0 || (uint64_t)elements > INT64_MAX / element_bytes) {
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "tensor '%.200s' has an impossible shape (rank %d): a dimension is "
+                        "tensor '%.200s' has an invalid shape (rank %d): a dimension is "
                         "negative or the product overflows",
                         item->name, tensor->shape.rank);
     }

@@ -1,9 +1,9 @@
 /*
- * exact_sum.h: a sum of doubles that is the same in every order.
+ * exact_sum.h: a sum of doubles that does not depend on the order.
  *
- * A number is taken apart into whole multiples of 2^-96, 2^-64, ... 2^128, less than 2^32 of each, and
- * these are added up: all of it is exact, so a sum does not depend on the order or the grouping of
- * what was added. What is below 2^-96 (1.3e-29) is cut off before. Sums travel as arrays of doubles.
+ * A number is split into whole multiples of 2^-96, 2^-64, ... 2^128, less than 2^32 of each, and these
+ * are added. All operations are exact, so a sum does not depend on the order or the grouping of its
+ * terms. Bits below 2^-96 (1.3e-29) are dropped first. Sums are exchanged as arrays of doubles.
  */
 #ifndef TANDEM_EVAL_EXACT_SUM_H
 #define TANDEM_EVAL_EXACT_SUM_H

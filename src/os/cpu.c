@@ -1,9 +1,8 @@
 /*
- * cpu.c: which processors this process may use.
+ * cpu.c: the CPUs that this process may use.
  *
- * A machine may show 64 processors and let us run on two: the affinity mask says where we may run,
- * and a control group's quota says for how long. The usable count is the smaller of both, rounded
- * up, and never less than one.
+ * A process may be restricted to some CPUs of a machine: the affinity mask selects CPUs, and the quota of
+ * a cgroup limits CPU time. The usable count is the smaller of both, rounded up, and at least one.
  */
 #include "os/internal.h"
 
@@ -37,17 +36,17 @@ static bool read_quota(const tdm__cgroup_level *level, uint64_t *out_quota, uint
     char path[4200];
     char text[64];
     if (level->version == 2) { /* "max 100000" or "150000 100000" */
-        snprintf(path, sizeof path, "%s/cpu.max", level->folder);
+        snprintf(path, sizeof path, "%s/cpu.max", level->directory);
         if (!tdm__proc_read(path, text, sizeof text)) return false;
         const char *space = strchr(text, ' ');
         return space && tdm__proc_number(text, "", out_quota) &&
                tdm__proc_number(space + 1, "", out_period);
     }
-    snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", level->folder); /* "-1" for none */
+    snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", level->directory); /* "-1" for none */
     if (!tdm__proc_read(path, text, sizeof text) || !tdm__proc_number(text, "", out_quota)) {
         return false;
     }
-    snprintf(path, sizeof path, "%s/cpu.cfs_period_us", level->folder);
+    snprintf(path, sizeof path, "%s/cpu.cfs_period_us", level->directory);
     return tdm__proc_read(path, text, sizeof text) && tdm__proc_number(text, "", out_period);
 }
 

@@ -1,9 +1,9 @@
 /*
- * cpu_features.c: what the processor can do, from the processor itself.
+ * cpu_features.c: the instruction-set level and features of the CPU.
  *
- * On x86-64 this is CPUID, together with XGETBV: an instruction counts only when the system also
- * saves its registers. Levels are those of the x86-64 psABI (v1 to v4). On aarch64 the kernel's
- * auxiliary vector says it. Any other machine is served too, with its level left as "generic".
+ * On x86-64 they come from CPUID and XGETBV: an instruction counts only if the system also saves its
+ * registers. Levels are those of the x86-64 psABI (v1 to v4). On aarch64 they come from the auxiliary
+ * vector of the kernel. Any other machine has the level "generic".
  */
 #include "os/internal.h"
 

@@ -1,10 +1,10 @@
 /*
- * fault.c: file operations that fail on demand, and what system errors mean to us.
+ * fault.c: fault injection for file operations, and the mapping of errno to status codes.
  *
- * Tests arm a countdown; each operation of a chosen kind takes one from it, and once it is used up
- * that operation and all later ones fail with the chosen errno, as a full or broken disk would.
- * The state is process-wide by contract: it is the one mutable global of this room, made of
- * atomics, and an operation pays a single load while nothing is armed.
+ * Tests set a countdown; each operation of a selected kind decrements it. At zero that operation and all
+ * later ones fail with the selected errno, as on a full or broken disk. The state is process-wide by
+ * contract: it is the only mutable global of this module, consists of atomics, and costs an operation a
+ * single load while unset.
  */
 #include "os/internal.h"
 
@@ -54,12 +54,12 @@ static const struct {
     {ENOENT, TDM_ERR_NOT_FOUND, NULL},
     {ENOTDIR, TDM_ERR_NOT_FOUND, NULL},
     {EEXIST, TDM_ERR_EXISTS, NULL},
-    {ENOSPC, TDM_ERR_NO_SPACE, "free some space or choose another folder"},
-    {EDQUOT, TDM_ERR_NO_SPACE, "free some of your quota or choose another folder"},
+    {ENOSPC, TDM_ERR_NO_SPACE, "free some space or choose another directory"},
+    {EDQUOT, TDM_ERR_NO_SPACE, "free some of your quota or choose another directory"},
     {ENOMEM, TDM_ERR_NO_MEMORY, NULL},
     {EACCES, TDM_ERR_IO, "check who may read and write it"},
     {EPERM, TDM_ERR_IO, "check who may read and write it"},
-    {EROFS, TDM_ERR_IO, "choose a folder that can be written"},
+    {EROFS, TDM_ERR_IO, "choose a directory that can be written"},
     {EISDIR, TDM_ERR_INVALID, "name a file"},
     {EINVAL, TDM_ERR_INVALID, NULL},
     {ENAMETOOLONG, TDM_ERR_INVALID, NULL},

@@ -1,13 +1,12 @@
 /*
- * file_map.c: files as memory, for numbers that are more than memory holds.
+ * file_map.c: memory-mapped files, for data that is larger than memory.
  *
- * A file is made under its name, all or some of its space is taken on the disk, and then it is mapped:
- * once it is, no write to that space can fail. What was there under the name before is removed first, so
- * whoever has mapped that keeps it to himself. When anything fails, the name is gone again.
+ * A file is created, disk space is allocated for all or parts of it, and it is mapped: from then on no
+ * write to these parts can fail. An existing file is removed first, so processes that have mapped it keep
+ * the old one. On failure the new file is removed.
  *
- * A file stays while its name or a mapping does. Whoever wants no file to be left behind, however his
- * process ends, removes the name as soon as everybody has mapped it: then the kernel frees the space with
- * the last process.
+ * A file exists as long as its name or a mapping. To leave no file behind even after a crash, remove the
+ * name as soon as all processes have mapped it: the kernel frees the space with the last process.
  */
 #include "os/internal.h"
 
@@ -44,14 +43,14 @@ static tdm_status map(int fd, const char *path, size_t bytes, tdm_pages *out, td
 static tdm_status take_parts(int fd, const char *path, size_t bytes, const tdm_file_part *parts,
                              size_t part_count, tdm_error *err)
 {
-    if (ftruncate(fd, (off_t)bytes) != 0) return tdm_os_fail(err, "cannot lengthen", path);
+    if (ftruncate(fd, (off_t)bytes) != 0) return tdm_os_fail(err, "cannot enlarge", path);
     for (size_t i = 0; i < part_count; i++) {
         if (parts[i].first > bytes || parts[i].count > bytes - parts[i].first)
-            return tdm_fail(err, TDM_ERR_RANGE, "cannot take bytes %zu + %zu of the %zu of %s",
+            return tdm_fail(err, TDM_ERR_RANGE, "cannot allocate %zu + %zu of the %zu bytes of %s",
                             parts[i].first, parts[i].count, bytes, path);
         if (take_space(fd, &parts[i])) continue;
         char size_text[32];
-        tdm_status status = tdm_os_fail(err, "cannot take space for", path);
+        tdm_status status = tdm_os_fail(err, "cannot allocate disk space for", path);
         return tdm_error_context(err, status, "%s on the disk are needed",
                                  tdm_text_bytes(parts[i].count, size_text));
     }
@@ -68,10 +67,10 @@ tdm_status tdm_file_map_create_parts(const char *path, size_t bytes, const tdm_f
                  ? -1
                  : open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0 && errno == ENOENT)
-        return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                        "cannot make %s: its folder does not exist; make that, or choose another",
-                        path);
-    if (fd < 0) return tdm_os_fail(err, "cannot make", path);
+        return tdm_fail(
+            err, TDM_ERR_NOT_FOUND,
+            "cannot create %s: its directory does not exist; create it, or choose another", path);
+    if (fd < 0) return tdm_os_fail(err, "cannot create", path);
     tdm_status status = take_parts(fd, path, rounded, parts, part_count, err);
     if (status == TDM_OK) status = map(fd, path, rounded, out, err);
     close(fd);
@@ -95,9 +94,9 @@ tdm_status tdm_file_map_open(const char *path, size_t bytes, tdm_pages *out, tdm
     struct stat info;
     tdm_status status = TDM_OK;
     if (fstat(fd, &info) != 0)
-        status = tdm_os_fail(err, "cannot look at", path);
+        status = tdm_os_fail(err, "cannot read the size of", path);
     else if (!S_ISREG(info.st_mode) || (uint64_t)info.st_size < rounded)
-        status = tdm_fail(err, TDM_ERR_FORMAT, "%s is not a file of %zu bytes or more", path,
+        status = tdm_fail(err, TDM_ERR_FORMAT, "%s is not a file of at least %zu bytes", path,
                           rounded);
     if (status == TDM_OK) status = map(fd, path, rounded, out, err);
     close(fd);

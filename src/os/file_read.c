@@ -1,11 +1,11 @@
 /*
  * file_read.c: a whole regular file in memory.
  *
- * Large files are mapped, so that opening a data set costs nothing until its bytes are used; small
- * ones, those of unknown size (/proc says 0) and those that cannot be mapped are read. Folders,
- * pipes and devices are refused: O_NONBLOCK keeps a pipe without a writer from hanging us. Files
- * of ours are replaced and never cut short in place, so a mapping stays valid; a file that somebody
- * else truncates while it is mapped kills the reader, as with every program that maps files.
+ * Large files are mapped, so that opening a data set is cheap until its bytes are used. Small files,
+ * files of unknown size (0 in /proc) and files that cannot be mapped are read. Directories, pipes and
+ * devices are rejected; O_NONBLOCK avoids hanging on a pipe without a writer. Tandem replaces files and
+ * never truncates them, so a mapping stays valid; a mapped file that another program truncates kills the
+ * reader, as with every program that maps files.
  */
 #include "os/internal.h"
 
@@ -21,18 +21,17 @@
 
 static tdm_status fail_limit(const char *path, uint64_t bytes, uint64_t limit, tdm_error *err)
 {
-    return tdm_fail(err, TDM_ERR_RANGE,
-                    "%s has %llu bytes or more, and at most %llu are allowed here", path,
+    return tdm_fail(err, TDM_ERR_RANGE, "%s has at least %llu bytes; the maximum is %llu", path,
                     (unsigned long long)bytes, (unsigned long long)limit);
 }
 
 static tdm_status fail_kind(const char *path, mode_t mode, tdm_error *err)
 {
-    const char *kind = S_ISDIR(mode)    ? "a folder"
+    const char *kind = S_ISDIR(mode)    ? "a directory"
                        : S_ISFIFO(mode) ? "a pipe"
                        : S_ISSOCK(mode) ? "a socket"
                                         : "a device";
-    return tdm_fail(err, TDM_ERR_INVALID, "cannot read %s: it is %s; name a regular file", path,
+    return tdm_fail(err, TDM_ERR_INVALID, "cannot read %s: it is %s; give a regular file", path,
                     kind);
 }
 
@@ -81,7 +80,7 @@ static tdm_status read_open(int fd, const char *path, uint64_t limit, tdm_file_b
                             tdm_error *err)
 {
     struct stat info;
-    if (fstat(fd, &info) != 0) return tdm_os_fail(err, "cannot look at", path);
+    if (fstat(fd, &info) != 0) return tdm_os_fail(err, "cannot read the size of", path);
     if (!S_ISREG(info.st_mode)) return fail_kind(path, info.st_mode, err);
     uint64_t size = info.st_size > 0 ? (uint64_t)info.st_size : 0;
     if (limit && size > limit) return fail_limit(path, size, limit, err);

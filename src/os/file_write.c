@@ -2,17 +2,17 @@
  * file_write.c: files replaced atomically.
  *
  * Invariants, at every instant and after every failure:
- *   1. The target's name leads to the whole old file or the whole new one, never to a mixture.
- *   2. A failed commit leaves the old file in place, even when the very last step failed: the new
- *      file changes places with the old one, and both change back when the folder cannot be synced.
- *   3. No temporary file stays behind, unless the process is killed. Its name is then
- *      ".NAME.PID.tmp" or ".NAME.PID-N.tmp", so that a later run can see whether the writer lives.
- * File systems that cannot exchange two names get a plain rename; there, and only there, a failed
- * sync of the folder leaves the new file in place, and the message says so.
+ *   1. The name refers to the complete old file or the complete new one, never to a mixture.
+ *   2. A failed commit leaves the old file in place, even if the last step failed: the new file is
+ *      exchanged with the old one, and exchanged back if the directory cannot be synced.
+ *   3. No temporary file is left behind, unless the process is killed. Its name is then
+ *      ".NAME.PID.tmp" or ".NAME.PID-N.tmp", so that a later run can check whether the writer is alive.
+ * On file systems that cannot exchange two names a plain rename is used; only there does a failed sync of
+ * the directory leave the new file in place, which the message reports.
  *
- * Large pieces whose place in memory and place in the file fit together go to the disk directly, past the
- * page cache: filling the cache with bytes that nobody reads soon costs more than all the rest of a write.
- * Only whole blocks go that way; what is left at both ends takes the usual one, in other blocks.
+ * Large pieces whose address and file offset have the same alignment bypass the page cache: filling the
+ * cache with bytes that are not read soon costs more than the rest of a write. Only whole blocks are
+ * written that way; the unaligned ends use the page cache.
  */
 #include "os/internal.h"
 
@@ -38,7 +38,7 @@ struct tdm_file_writer {
     const char *name; /* the last component, in `path` */
     char temporary[NAME_BYTES];
     bool joined; /* the file is another process's */
-    int folder_fd;
+    int directory_fd;
     int fd;
     int direct_fd;  /* the same file, past the page cache; -1: not opened yet, or not to be had */
     bool no_direct; /* it is not to be had */
@@ -48,25 +48,25 @@ static void writer_free(tdm_file_writer *writer)
 {
     tdm__close_quietly(writer->direct_fd);
     tdm__close_quietly(writer->fd);
-    tdm__close_quietly(writer->folder_fd);
+    tdm__close_quietly(writer->directory_fd);
     free(writer->path);
     free(writer);
 }
 
 /* ---- create ---------------------------------------------------------------------------------- */
 
-static int open_folder(const tdm_file_writer *writer)
+static int open_directory(const tdm_file_writer *writer)
 {
     if (tdm__fault_hit(TDM_FAULT_OPEN)) return -1;
     size_t length = (size_t)(writer->name - writer->path);
     if (length == 0) return open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    char *folder = strndup(writer->path, length); /* with its last slash, right for "/" too */
-    if (!folder) {
+    char *directory = strndup(writer->path, length); /* with its last slash, right for "/" too */
+    if (!directory) {
         errno = ENOMEM;
         return -1;
     }
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    free(folder);
+    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    free(directory);
     return fd;
 }
 
@@ -83,7 +83,7 @@ static int open_temporary(tdm_file_writer *writer)
         int room = NAME_BYTES - 2 - (int)strlen(suffix); /* a very long name is cut */
         snprintf(writer->temporary, sizeof writer->temporary, ".%.*s%s", room, writer->name,
                  suffix);
-        int fd = openat(writer->folder_fd, writer->temporary,
+        int fd = openat(writer->directory_fd, writer->temporary,
                         O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
         if (fd >= 0) return fd;
         if (errno != EEXIST && errno != EINTR) return -1;
@@ -100,8 +100,8 @@ static char *find_target(const char *path, tdm_status *status, tdm_error *err)
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode)) {
         *status = tdm_fail(
             err, TDM_ERR_INVALID,
-            "cannot write %s: it is a device, a pipe or a socket, not a file; name a "
-            "file, or let the shell redirect the output",
+            "cannot write %s: it is a device, a pipe or a socket; give a regular file, or redirect "
+            "the output in the shell",
             path);
         return NULL;
     }
@@ -115,24 +115,24 @@ tdm_status tdm_file_writer_create(const char *path, tdm_file_writer **out, tdm_e
 {
     tdm_file_writer *writer = calloc(1, sizeof *writer);
     if (!writer) return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot write %s: out of memory", path);
-    writer->fd = writer->folder_fd = writer->direct_fd = -1;
+    writer->fd = writer->directory_fd = writer->direct_fd = -1;
     tdm_status status;
     writer->path = find_target(path, &status, err);
     if (!writer->path) goto free_writer;
     const char *slash = strrchr(writer->path, '/');
     writer->name = slash ? slash + 1 : writer->path;
     if (!*writer->name || strcmp(writer->name, ".") == 0 || strcmp(writer->name, "..") == 0) {
-        status = tdm_fail(err, TDM_ERR_INVALID, "cannot write \"%s\": it names no file", path);
+        status = tdm_fail(err, TDM_ERR_INVALID, "cannot write \"%s\": not a file name", path);
         goto free_writer;
     }
-    writer->folder_fd = open_folder(writer);
-    if (writer->folder_fd < 0) {
-        status = tdm_os_fail(err, "cannot open the folder of", path);
+    writer->directory_fd = open_directory(writer);
+    if (writer->directory_fd < 0) {
+        status = tdm_os_fail(err, "cannot open the directory of", path);
         goto free_writer;
     }
     writer->fd = open_temporary(writer);
     if (writer->fd < 0) {
-        status = tdm_os_fail(err, "cannot make a temporary file for", path);
+        status = tdm_os_fail(err, "cannot create a temporary file for", path);
         goto free_writer;
     }
     *out = writer;
@@ -146,8 +146,8 @@ free_writer:
 char *tdm_file_writer_temporary(const tdm_file_writer *writer, tdm_arena *arena)
 {
     size_t length = (size_t)(writer->name - writer->path);
-    char *folder = tdm_arena_strndup(arena, writer->path, length);
-    char *path = folder ? tdm_arena_printf(arena, "%s%s", folder, writer->temporary) : NULL;
+    char *directory = tdm_arena_strndup(arena, writer->path, length);
+    char *path = directory ? tdm_arena_printf(arena, "%s%s", directory, writer->temporary) : NULL;
     return path ? tdm_path_absolute(arena, path) : NULL;
 }
 
@@ -160,12 +160,12 @@ tdm_status tdm_file_writer_join(const char *temporary, tdm_file_writer **out, td
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot write %s: out of memory", temporary);
     }
     writer->joined = true;
-    writer->fd = writer->folder_fd = writer->direct_fd = -1;
+    writer->fd = writer->directory_fd = writer->direct_fd = -1;
     if (!tdm__fault_hit(TDM_FAULT_OPEN)) {
         writer->fd = open(temporary, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
     }
     if (writer->fd < 0) {
-        tdm_status status = tdm_os_fail(err, "cannot join in writing", temporary);
+        tdm_status status = tdm_os_fail(err, "cannot open for writing", temporary);
         writer_free(writer);
         return status;
     }
@@ -267,8 +267,7 @@ tdm_status tdm_file_writer_write_at(tdm_file_writer *writer, uint64_t offset, co
 {
     const uint8_t *next = bytes;
     if (offset > INT64_MAX || count > (uint64_t)INT64_MAX - offset) {
-        return tdm_fail(err, TDM_ERR_RANGE, "cannot write %s: no file has so many bytes",
-                        writer->path);
+        return tdm_fail(err, TDM_ERR_RANGE, "cannot write %s: file size overflow", writer->path);
     }
     size_t first = 0, blocks = 0;
     if (!writer->no_direct) blocks = direct_part(offset, next, count, &first);
@@ -300,38 +299,40 @@ typedef enum placement { PLACED_NOT, PLACED_FRESH, PLACED_EXCHANGED, PLACED_OVER
 
 static placement place(const tdm_file_writer *writer)
 {
-    int folder = writer->folder_fd;
+    int directory = writer->directory_fd;
     if (tdm__fault_hit(TDM_FAULT_RENAME)) return PLACED_NOT;
     struct stat info;
-    if (fstatat(folder, writer->name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
+    if (fstatat(directory, writer->name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
         if (S_ISDIR(info.st_mode)) {
             errno = EISDIR;
             return PLACED_NOT;
         }
-        if (renameat2(folder, writer->temporary, folder, writer->name, RENAME_EXCHANGE) == 0) {
+        if (renameat2(directory, writer->temporary, directory, writer->name, RENAME_EXCHANGE) ==
+            0) {
             return PLACED_EXCHANGED;
         }
         if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP && errno != ENOENT) {
             return PLACED_NOT;
         }
-        return renameat(folder, writer->temporary, folder, writer->name) == 0 ? PLACED_OVER
-                                                                              : PLACED_NOT;
+        return renameat(directory, writer->temporary, directory, writer->name) == 0 ? PLACED_OVER
+                                                                                    : PLACED_NOT;
     }
     if (errno != ENOENT) return PLACED_NOT;
-    return renameat(folder, writer->temporary, folder, writer->name) == 0 ? PLACED_FRESH
-                                                                          : PLACED_NOT;
+    return renameat(directory, writer->temporary, directory, writer->name) == 0 ? PLACED_FRESH
+                                                                                : PLACED_NOT;
 }
 
 /* Puts the names back as they were. False when that is impossible. errno is kept. */
 static bool unplace(const tdm_file_writer *writer, placement placed)
 {
     int kept = errno;
-    int folder = writer->folder_fd;
+    int directory = writer->directory_fd;
     bool done = false;
     if (placed == PLACED_EXCHANGED) {
-        done = renameat2(folder, writer->temporary, folder, writer->name, RENAME_EXCHANGE) == 0;
+        done = renameat2(directory, writer->temporary, directory, writer->name, RENAME_EXCHANGE) ==
+               0;
     } else if (placed == PLACED_FRESH) {
-        done = renameat(folder, writer->name, folder, writer->temporary) == 0;
+        done = renameat(directory, writer->name, directory, writer->temporary) == 0;
     }
     errno = kept;
     return done;
@@ -345,11 +346,11 @@ static tdm_status commit(tdm_file_writer *writer, tdm_error *err)
     if (close(fd) != 0 && errno != EINTR) return tdm_os_fail(err, "cannot close", writer->path);
     placement placed = place(writer);
     if (placed == PLACED_NOT) return tdm_os_fail(err, "cannot replace", writer->path);
-    if (sync_fd(writer->folder_fd)) return TDM_OK;
+    if (sync_fd(writer->directory_fd)) return TDM_OK;
     if (unplace(writer, placed)) {
-        return tdm_os_fail(err, "cannot sync the folder of", writer->path);
+        return tdm_os_fail(err, "cannot sync the directory of", writer->path);
     }
-    return tdm_os_fail(err, "the new file is in place, but cannot sync the folder of",
+    return tdm_os_fail(err, "the file was replaced, but cannot sync the directory of",
                        writer->path);
 }
 
@@ -357,7 +358,7 @@ tdm_status tdm_file_writer_commit(tdm_file_writer *writer, tdm_error *err)
 {
     tdm_status status = commit(writer, err);
     /* Now the temporary name leads to the file that lost, the old or the new; or to nothing. */
-    unlinkat(writer->folder_fd, writer->temporary, 0);
+    unlinkat(writer->directory_fd, writer->temporary, 0);
     writer_free(writer);
     return status;
 }
@@ -368,9 +369,9 @@ void tdm_file_writer_abandon(tdm_file_writer *writer)
     struct stat mine, there;
     /* Somebody may have tidied up, and another writer may have taken the name since. */
     if (!writer->joined && fstat(writer->fd, &mine) == 0 &&
-        fstatat(writer->folder_fd, writer->temporary, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
+        fstatat(writer->directory_fd, writer->temporary, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
         mine.st_ino == there.st_ino && mine.st_dev == there.st_dev) {
-        unlinkat(writer->folder_fd, writer->temporary, 0);
+        unlinkat(writer->directory_fd, writer->temporary, 0);
     }
     writer_free(writer);
 }

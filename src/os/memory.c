@@ -1,7 +1,7 @@
 /*
- * memory.c: how much memory there is, and how much of it we use.
+ * memory.c: the memory of the machine, and the memory use of this process.
  *
- * All of it is advice for messages and plans: unknown values are 0 or empty, never an error.
+ * The values are for messages and plans: unknown values are 0 or empty, never an error.
  */
 #include "os/internal.h"
 
@@ -19,7 +19,7 @@ static void note_limit(const tdm__cgroup_level *level, void *user)
     uint64_t *min = user;
     char path[4200];
     char text[64];
-    snprintf(path, sizeof path, "%s/%s", level->folder,
+    snprintf(path, sizeof path, "%s/%s", level->directory,
              level->version == 2 ? "memory.max" : "memory.limit_in_bytes");
     uint64_t limit = 0;
     if (!tdm__proc_read(path, text, sizeof text) || !tdm__proc_number(text, "", &limit)) return;

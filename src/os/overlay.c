@@ -1,10 +1,9 @@
 /*
- * overlay.c: address space that lies on less memory than it is long.
+ * overlay.c: address space that is backed by less memory than its size.
  *
- * The memory is a memfd; the address space is reserved without any right to touch it, and each call
- * of tdm_overlay_lay maps a stretch of the memfd over a stretch of it. Laying is meant for the beginning:
- * it costs a call of the system and a fault for every page, so whoever uses an overlay lays it once and
- * then only fills the slots anew.
+ * The memory is a memfd; the address space is reserved without access, and each call of tdm_overlay_lay
+ * maps a range of the memfd into it. A call costs a system call and a fault for every page, so mappings
+ * are made once at the start, and then only the contents of the slots change.
  */
 #include "os/internal.h"
 
@@ -42,8 +41,8 @@ tdm_status tdm_overlay_lay(tdm_overlay *overlay, size_t at, size_t bytes, size_t
         bytes > overlay->bytes - at || slot_at > overlay->slot_bytes ||
         bytes > overlay->slot_bytes - slot_at) {
         return tdm_fail(err, TDM_ERR_RANGE,
-                        "cannot lay %zu bytes at %zu over %zu: there are %zu over %zu, in pages "
-                        "of %zu",
+                        "cannot map %zu bytes at %zu over slot offset %zu: out of range or not "
+                        "aligned (%zu bytes over %zu, pages of %zu)",
                         bytes, at, slot_at, overlay->bytes, overlay->slot_bytes, page);
     }
     if (bytes == 0) return TDM_OK;

@@ -1,12 +1,12 @@
 /*
- * pages.c: zeroed memory straight from the system.
+ * pages.c: zeroed memory from the system.
  *
- * From one huge page upwards a mapping begins and ends at a multiple of 2 MiB, so that the kernel
- * can back all of it with huge pages; to get there we map more than asked for and give both ends
- * back. Shared mappings are anonymous too: they live as long as a process that has them.
+ * A mapping of at least one huge page begins and ends at a multiple of 2 MiB, so that the kernel can back
+ * all of it with huge pages; for that, more is mapped and both ends are unmapped. Shared mappings are
+ * anonymous as well: they exist as long as a process that has them.
  *
- * Reserved address space takes no huge pages, for one byte written would cost two megabytes, and no
- * promise of memory either: most of it is never touched.
+ * Reserved address space uses no huge pages, because one written byte would cost two megabytes, and no
+ * memory is committed for it, because most of it is never used.
  */
 #include "os/internal.h"
 
@@ -37,8 +37,7 @@ tdm_status tdm__page_round(size_t bytes, size_t *out, tdm_error *err)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     if (bytes > SIZE_MAX - page) {
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot map %zu bytes: more than there can be",
-                        bytes);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot map %zu bytes: size overflow", bytes);
     }
     *out = bytes == 0 ? page : (bytes + page - 1) / page * page;
     return TDM_OK;
@@ -59,8 +58,7 @@ tdm_status tdm_pages_map(size_t bytes, bool shared, tdm_pages *out, tdm_error *e
     bool huge = bytes >= HUGE_BYTES;
     size_t unit = huge ? HUGE_BYTES : (size_t)sysconf(_SC_PAGESIZE);
     if (bytes > SIZE_MAX - 2 * HUGE_BYTES) {
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot map %zu bytes: more than there can be",
-                        bytes);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot map %zu bytes: size overflow", bytes);
     }
     size_t rounded = bytes == 0 ? unit : (bytes + unit - 1) / unit * unit;
     int flags = MAP_ANONYMOUS | (shared ? MAP_SHARED : MAP_PRIVATE);

@@ -1,9 +1,9 @@
 /*
- * path.c: folders, and names of files as text.
+ * path.c: directories, and paths as text.
  *
- * Path functions work on the text alone, except for tdm_path_absolute, which asks for the current
- * folder. They never resolve "..", because a symbolic link before it would change its meaning.
- * Results come from the caller's arena; NULL means that memory ran out.
+ * Path functions work on the text only, except tdm_path_absolute, which reads the current directory.
+ * They never resolve "..", because a symbolic link before it would change its meaning. Results are
+ * allocated in the caller's arena; NULL means that memory ran out.
  */
 #include "os/internal.h"
 
@@ -32,7 +32,7 @@ bool tdm_path_is_dir(const char *path)
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-/* ---- folders --------------------------------------------------------------------------------- */
+/* ---- directories --------------------------------------------------------------------------------- */
 
 static tdm_status make_one(const char *path, tdm_error *err)
 {
@@ -41,18 +41,19 @@ static tdm_status make_one(const char *path, tdm_error *err)
     if (tdm_path_is_dir(path)) return TDM_OK; /* also where mkdir is not even allowed */
     if (kept == EEXIST) {
         return tdm_fail(err, TDM_ERR_EXISTS,
-                        "cannot make the folder %s: a file of that name is in the way", path);
+                        "cannot create directory %s: a file with this name exists", path);
     }
     errno = kept;
-    return tdm_os_fail(err, "cannot make the folder", path);
+    return tdm_os_fail(err, "cannot create directory", path);
 }
 
 tdm_status tdm_dir_make(const char *path, tdm_error *err)
 {
-    if (!*path) return tdm_fail(err, TDM_ERR_INVALID, "cannot make a folder without a name");
+    if (!*path)
+        return tdm_fail(err, TDM_ERR_INVALID, "cannot create a directory with an empty name");
     char *prefix = strdup(path);
     if (!prefix)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot make the folder %s: out of memory", path);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot create directory %s: out of memory", path);
     tdm_status status = TDM_OK;
     for (char *p = prefix + 1; status == TDM_OK && *p; p++) {
         if (*p != '/' || p[-1] == '/') continue;
@@ -97,11 +98,11 @@ static tdm_status list_entries(DIR *dir, const char *path, tdm_arena *arena, nam
     for (;;) {
         errno = 0;
         const struct dirent *entry = readdir(dir);
-        if (!entry && errno) return tdm_os_fail(err, "cannot list the folder", path);
+        if (!entry && errno) return tdm_os_fail(err, "cannot list directory", path);
         if (!entry) return TDM_OK;
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         if (!name_list_add(list, arena, entry->d_name)) {
-            return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot list the folder %s: out of memory",
+            return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot list directory %s: out of memory",
                             path);
         }
     }
@@ -111,13 +112,13 @@ tdm_status tdm_dir_list(const char *path, tdm_arena *arena, const char *const **
                         size_t *out_count, tdm_error *err)
 {
     DIR *dir = tdm__fault_hit(TDM_FAULT_OPEN) ? NULL : opendir(path);
-    if (!dir) return tdm_os_fail(err, "cannot open the folder", path);
+    if (!dir) return tdm_os_fail(err, "cannot open directory", path);
     name_list list = {0};
     tdm_status status = list_entries(dir, path, arena, &list, err);
     if (status != TDM_OK) goto release;
     const char **names = tdm_arena_array(arena, list.count + 1, sizeof *names);
     if (!names) {
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot list the folder %s: out of memory", path);
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot list directory %s: out of memory", path);
         goto release;
     }
     if (list.count > 0) {

@@ -1,9 +1,9 @@
 /*
- * proc.c: the kernel's text files, and the control groups this process lives in.
+ * proc.c: text files of the kernel, and the cgroups of this process.
  *
- * Everything here is advice: a file that is missing or reads oddly means "unknown" and is never an
- * error. A limit holds for a group and all below it, so the walk visits every ancestor; in a
- * container the path in /proc may not exist below the mount point, and then the upper levels do.
+ * A file that is missing or has an unexpected format means "unknown" and is never an error. A limit
+ * applies to a group and its descendants, so the walk visits every ancestor. In a container the path in
+ * /proc may not exist below the mount point; then only the upper levels are visited.
  */
 #include "os/internal.h"
 
@@ -63,16 +63,16 @@ static bool list_has(const char *list, size_t length, const char *word)
 static void walk_up(const char *root, const char *group, int version, tdm__cgroup_fn visit,
                     void *user)
 {
-    char folder[4096];
-    int written = snprintf(folder, sizeof folder, "%s%s", root, group);
-    if (written < 0 || (size_t)written >= sizeof folder) return;
+    char directory[4096];
+    int written = snprintf(directory, sizeof directory, "%s%s", root, group);
+    if (written < 0 || (size_t)written >= sizeof directory) return;
     size_t root_length = strlen(root);
     for (;;) {
-        size_t length = strlen(folder);
-        while (length > root_length && folder[length - 1] == '/') folder[--length] = '\0';
-        visit(&(tdm__cgroup_level){.folder = folder, .version = version}, user);
+        size_t length = strlen(directory);
+        while (length > root_length && directory[length - 1] == '/') directory[--length] = '\0';
+        visit(&(tdm__cgroup_level){.directory = directory, .version = version}, user);
         if (length <= root_length) return;
-        *strrchr(folder, '/') = '\0';
+        *strrchr(directory, '/') = '\0';
     }
 }
 

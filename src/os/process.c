@@ -1,12 +1,12 @@
 /*
- * process.c: what the system says of another process, and how one that is stopped is ended.
+ * process.c: the state of other processes, and the end of a stopped one.
  *
- * A process is known by its number and by when it started: numbers come back, pairs do not. Locks in shared
- * memory are passed on when their holder dies, but not when it is stopped (SIGSTOP, a debugger); whoever
- * waits for such a lock ends its holder. One that runs, however slowly, is left alone.
+ * A process is identified by its id and its start time: ids are reused, pairs are not. Locks in shared
+ * memory are released when their holder dies, but not when it is stopped (SIGSTOP, a debugger); a process
+ * that waits for such a lock kills its holder. A holder that runs, however slowly, is not killed.
  *
- * Progress is CPU time, or a thread that is runnable: on a busy host a thread may wait for a CPU for
- * seconds. The kernel counts CPU time for the process, and states for each thread.
+ * Progress is CPU time, or a runnable thread: on a busy host a thread may wait for a CPU for seconds. The
+ * kernel reports CPU time per process and states per thread.
  */
 #include "os/internal.h"
 

@@ -1,5 +1,5 @@
 /*
- * random.c: bytes that nobody can guess, from the kernel.
+ * random.c: cryptographically secure random bytes from the kernel.
  */
 #include "os/internal.h"
 
@@ -12,7 +12,7 @@ tdm_status tdm_os_random(void *out, size_t bytes, tdm_error *err)
     while (bytes > 0) {
         ssize_t got = getrandom(at, bytes, 0);
         if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) return tdm_os_fail(err, "drawing", "random bytes");
+        if (got <= 0) return tdm_os_fail(err, "cannot read", "random bytes");
         at += got;
         bytes -= (size_t)got;
     }

@@ -1,10 +1,9 @@
 /*
- * shared_object.c: code from files, opened while the program runs.
+ * shared_object.c: shared objects that are loaded at run time.
  *
- * Opening a file twice gives the same code with a count; it stays in memory until the last of its
- * openers has closed it, so each user opens and closes for itself and nobody needs a list. All names
- * are resolved when it is opened, not when they are first called: what is missing is told at once,
- * and nothing can fail inside a step. Its own names stay its own, and cannot replace anybody's.
+ * Opening a file twice increments the reference count of the same code, which stays loaded until the last
+ * close, so no list of open objects is needed. All symbols are resolved when it is opened, so a missing
+ * one is reported immediately and not inside a step. Its symbols are local and cannot replace others.
  */
 #include <tandem/os.h>
 
@@ -26,17 +25,17 @@ static const char *reason(const char *path)
 tdm_status tdm_shared_object_open(const char *path, tdm_shared_object *out, tdm_error *err)
 {
     if (!tdm_path_is_file(path))
-        return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: there is no such file", path);
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: the file does not exist", path);
     tdm_arena *arena = tdm_arena_create("a path");
-    /* A name without a folder would be looked for among the system's libraries. */
+    /* A name without a directory would be searched for among the system's libraries. */
     const char *place = arena ? tdm_path_absolute(arena, path) : NULL;
     void *handle = place ? dlopen(place, RTLD_NOW | RTLD_LOCAL) : NULL;
     tdm_status status = TDM_OK;
     if (!place)
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory to open it", path);
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", path);
     else if (!handle)
-        status = tdm_fail(err, TDM_ERR_FORMAT, "%s: it cannot be loaded as a shared object: %s",
-                          path, reason(place));
+        status = tdm_fail(err, TDM_ERR_FORMAT, "%s: cannot load it as a shared object: %s", path,
+                          reason(place));
     tdm_arena_destroy(arena);
     if (status == TDM_OK) out->handle = handle;
     return status;

@@ -1,14 +1,14 @@
 /*
- * shm.c: memory of a host that outlives the processes that use it.
+ * shm.c: shared memory segments of a host that outlive the processes that use them.
  *
- * A memfd that grows with its regions and never shrinks: a limit on the size of files (ulimit -f) counts
- * for it, too. Its first pages hold a table of regions; each has a name and a stretch of pages of the
- * file. Stretches are never handed out twice, because a process of old may still have one mapped: a
- * region that is dropped gives its memory back by a hole, and its place in the file stays empty for good.
+ * A segment is a memfd that grows with its regions and never shrinks; a limit on the size of files
+ * (ulimit -f) applies to it as well. Its first pages are a table of regions; each region has a name and a
+ * range of pages of the file. A range is never reused, because an old process may still have it mapped: a
+ * region that is dropped returns its memory by punching a hole, and its range stays unused.
  *
- * Invariants: the table changes under a lock in the file (a robust mutex: when its holder dies the next
- * one gets it, and an entry that was not finished has no name yet, so it does not exist; when its holder
- * is stopped it is ended first). Regions are mapped at most once by a process, and unmapped by close alone.
+ * Invariants: the table changes only under a lock in the file. The lock is a robust mutex: when its holder
+ * dies, the next process gets it, and an unfinished entry has no name yet, so it does not exist. A holder
+ * that is stopped is killed first. A process maps each region at most once and unmaps it only on close.
  */
 #include "os/lock.h"
 
@@ -23,11 +23,11 @@
 #define LOCK_S 20.0 /* to wait for the lock in all: it is held for a moment each time */
 
 enum { TABLE_BYTES = 1 << 18, MAGIC = 0x564d4454 };
-#define MAX_SHM_BYTES (UINT64_C(1) << 46) /* that the file can have in the end */
+#define MAX_SHM_BYTES (UINT64_C(1) << 46) /* maximum size of the file */
 
 typedef struct region {
     char name[TDM_SHM_NAME_BYTES]; /* empty: free */
-    uint64_t first, bytes;         /* in the file; bytes as asked for */
+    uint64_t first, bytes;         /* range in the file; bytes as requested */
 } region;
 
 typedef struct table {
@@ -37,7 +37,7 @@ typedef struct table {
     uint64_t id;   /* drawn when it was made; never 0 */
     region regions[TDM_SHM_MAX_REGIONS];
 } table;
-_Static_assert(sizeof(table) <= TABLE_BYTES, "the table must fit in front of the regions");
+_Static_assert(sizeof(table) <= TABLE_BYTES, "the table must fit before the regions");
 
 typedef struct mapped {
     uint64_t first;
@@ -64,9 +64,9 @@ static size_t whole_pages(size_t bytes)
 static tdm_status system_error(tdm_error *err, const char *what)
 {
     return tdm_fail(err, errno == ENOMEM ? TDM_ERR_NO_MEMORY : TDM_ERR_SYSTEM,
-                    "memory that outlives its processes: %s: %s%s", what, strerror(errno),
-                    errno == EFBIG ? "; the limit on the size of files counts for this memory, "
-                                     "too: raise it (ulimit -f)"
+                    "shared memory segment: cannot %s: %s%s", what, strerror(errno),
+                    errno == EFBIG ? "; the limit on the file size applies to shared memory as "
+                                     "well: increase it (ulimit -f)"
                                    : "");
 }
 
@@ -81,14 +81,14 @@ static tdm_status open_fd(int fd, tdm_shm **out, tdm_error *err)
     tdm_shm *shm = calloc(1, sizeof(*shm));
     if (!shm) {
         close(fd);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a vault");
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for a shared memory segment");
     }
     shm->fd = fd;
     pthread_mutex_init(&shm->lock, NULL);
     void *memory = mmap(NULL, TABLE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     shm->table = memory == MAP_FAILED ? NULL : memory;
     if (!shm->table) {
-        tdm_status status = system_error(err, "mapping its table");
+        tdm_status status = system_error(err, "map its table");
         tdm_shm_close(shm);
         return status;
     }
@@ -99,9 +99,9 @@ static tdm_status open_fd(int fd, tdm_shm **out, tdm_error *err)
 tdm_status tdm_shm_create(tdm_shm **out, tdm_error *err)
 {
     int fd = memfd_create("tandem-vault", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0) return system_error(err, "memfd_create");
+    if (fd < 0) return system_error(err, "create it");
     if (ftruncate(fd, TABLE_BYTES) != 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
-        tdm_status status = system_error(err, "making room");
+        tdm_status status = system_error(err, "enlarge it");
         close(fd);
         return status;
     }
@@ -126,13 +126,14 @@ tdm_status tdm_shm_attach(int fd, tdm_shm **out, tdm_error *err)
     struct stat about;
     if (fd < 0 || fstat(fd, &about) != 0 || about.st_size < TABLE_BYTES)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "descriptor %d is not the memory of this host's workers", fd);
+                        "descriptor %d is not a shared memory segment of Tandem", fd);
     int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-    if (own < 0) return system_error(err, "taking over its descriptor");
+    if (own < 0) return system_error(err, "duplicate its descriptor");
     TDM_TRY(open_fd(own, out, err));
     if (atomic_load(&(*out)->table->magic) == MAGIC) return TDM_OK;
     tdm_shm_close(*out);
-    return tdm_fail(err, TDM_ERR_FORMAT, "descriptor %d has no table of regions", fd);
+    return tdm_fail(err, TDM_ERR_FORMAT,
+                    "descriptor %d is a shared memory segment without a table of regions", fd);
 }
 
 uint64_t tdm_shm_id(const tdm_shm *shm)
@@ -157,32 +158,31 @@ void tdm_shm_close(tdm_shm *shm)
 
 /* ---- regions --------------------------------------------------------------------------------- */
 
-static region *find(table *t, const char *name)
+static region *table_find(table *t, const char *name)
 {
     for (size_t i = 0; i < TDM_SHM_MAX_REGIONS; i++)
         if (strcmp(t->regions[i].name, name) == 0) return &t->regions[i];
     return NULL;
 }
 
-static tdm_status make(const tdm_shm *shm, const char *name, size_t bytes, region **out,
-                       tdm_error *err)
+static tdm_status region_create(const tdm_shm *shm, const char *name, size_t bytes, region **out,
+                                tdm_error *err)
 {
     table *t = shm->table;
-    region *r = find(t, "");
+    region *r = table_find(t, "");
     if (!r || MAX_SHM_BYTES - t->next < whole_pages(bytes))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no room for region '%s' in this host's memory",
-                        name);
-    /* Where a process died between this and the next store, the file is as long already. */
+        return tdm_fail(err, TDM_ERR_NO_MEMORY,
+                        "no space for region '%s' in the shared memory segment", name);
+    /* If a process died after ftruncate and before the stores below, the file is already long enough. */
     struct stat about;
     off_t end = (off_t)(t->next + whole_pages(bytes));
-    if (fstat(shm->fd, &about) != 0) return system_error(err, "looking at it");
-    if (about.st_size < end && ftruncate(shm->fd, end) != 0)
-        return system_error(err, "making room");
+    if (fstat(shm->fd, &about) != 0) return system_error(err, "read its size");
+    if (about.st_size < end && ftruncate(shm->fd, end) != 0) return system_error(err, "enlarge it");
     r->first = t->next;
     r->bytes = bytes;
     t->next += whole_pages(bytes);
     memcpy(r->name + 1, name + 1, strlen(name));
-    /* The first letter comes last: only now there is such a region. */
+    /* The first letter is written last: the region exists from then on. */
     atomic_signal_fence(memory_order_seq_cst);
     tdm_os_test_point(&(tdm_test_point){"vault", 0, -1, 0});
     r->name[0] = name[0];
@@ -190,8 +190,8 @@ static tdm_status make(const tdm_shm *shm, const char *name, size_t bytes, regio
     return TDM_OK;
 }
 
-/* Under the vault's own lock. */
-static tdm_status map(tdm_shm *shm, uint64_t first, size_t bytes, void **out, tdm_error *err)
+/* Maps a region. The caller holds shm->lock. */
+static tdm_status region_map(tdm_shm *shm, uint64_t first, size_t bytes, void **out, tdm_error *err)
 {
     for (size_t i = 0; i < shm->map_count; i++)
         if (shm->maps[i].first == first) {
@@ -199,12 +199,12 @@ static tdm_status map(tdm_shm *shm, uint64_t first, size_t bytes, void **out, td
             return TDM_OK;
         }
     if (shm->map_count == TDM_SHM_MAX_REGIONS)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "too many regions of this host's memory");
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "too many regions in the shared memory segment");
     bytes = whole_pages(bytes);
     void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, shm->fd,
                       (off_t)first);
-    if (data == MAP_FAILED) return system_error(err, "mapping a region");
-    (void)madvise(data, bytes, MADV_HUGEPAGE); /* where the system has them for shared memory */
+    if (data == MAP_FAILED) return system_error(err, "map a region");
+    (void)madvise(data, bytes, MADV_HUGEPAGE); /* has an effect if enabled for shared memory */
     shm->maps[shm->map_count++] = (mapped){first, bytes, data};
     *out = data;
     return TDM_OK;
@@ -214,21 +214,21 @@ tdm_status tdm_shm_region_take(tdm_shm *shm, const char *name, size_t bytes, boo
                                void **out, tdm_error *err)
 {
     if (!*name || strlen(name) >= TDM_SHM_NAME_BYTES || bytes == 0)
-        return tdm_fail(err, TDM_ERR_INVALID, "'%s', of %zu bytes, is no region", name, bytes);
+        return tdm_fail(err, TDM_ERR_INVALID, "invalid region '%s' (%zu bytes)", name, bytes);
     tdm_status status = TDM_OK;
     TDM_TRY(lock_table(shm, err));
-    region *r = find(shm->table, name);
+    region *r = table_find(shm->table, name);
     if (is_new) *is_new = !r;
     if (r && r->bytes != bytes)
         status = tdm_fail(err, TDM_ERR_EXISTS, "region '%s' has %llu bytes, not %zu", name,
                           (unsigned long long)r->bytes, bytes);
     else if (!r)
-        status = make(shm, name, bytes, &r, err);
+        status = region_create(shm, name, bytes, &r, err);
     uint64_t first = status == TDM_OK ? r->first : 0;
     tdm__shared_lock_give(&shm->table->lock);
     TDM_TRY(status);
     pthread_mutex_lock(&shm->lock);
-    status = map(shm, first, bytes, out, err);
+    status = region_map(shm, first, bytes, out, err);
     pthread_mutex_unlock(&shm->lock);
     return status;
 }
@@ -237,22 +237,22 @@ tdm_status tdm_shm_region_find(tdm_shm *shm, const char *name, size_t *bytes, vo
                                tdm_error *err)
 {
     TDM_TRY(lock_table(shm, err));
-    const region *r = *name ? find(shm->table, name) : NULL;
+    const region *r = *name ? table_find(shm->table, name) : NULL;
     uint64_t first = r ? r->first : 0;
     size_t size = r ? (size_t)r->bytes : 0;
     tdm__shared_lock_give(&shm->table->lock);
-    if (size == 0) return tdm_fail(err, TDM_ERR_NOT_FOUND, "there is no region '%s'", name);
+    if (size == 0) return tdm_fail(err, TDM_ERR_NOT_FOUND, "region '%s' does not exist", name);
     if (bytes) *bytes = size;
     pthread_mutex_lock(&shm->lock);
-    tdm_status status = map(shm, first, size, out, err);
+    tdm_status status = region_map(shm, first, size, out, err);
     pthread_mutex_unlock(&shm->lock);
     return status;
 }
 
 void tdm_shm_region_drop(tdm_shm *shm, const char *name)
 {
-    if (lock_table(shm, NULL) != TDM_OK) return; /* it stays, without harm */
-    region *r = find(shm->table, name);
+    if (lock_table(shm, NULL) != TDM_OK) return; /* a leftover region does no harm */
+    region *r = table_find(shm->table, name);
     if (r && *name) {
         (void)fallocate(shm->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)r->first,
                         (off_t)whole_pages(r->bytes));

@@ -1,14 +1,14 @@
 /*
- * test_point.c: places in the program at which a test may end or stop the process.
+ * test_point.c: points in the program at which a test may kill or stop the process.
  *
- * TANDEM_TEST_KILL holds one or several wishes, with commas between them:
+ * TANDEM_TEST_KILL contains one or more requests, separated by commas:
  *     PHASE[:step=S][:rank=R][:part=P][:signal=KILL|STOP][:file=PATH]
- * A process that comes by the phase, in that step, as that rank, with that part of the phase done, sends
- * itself SIGKILL (or SIGSTOP): nobody gets to tidy up, as with any other kill. What is left out matches
- * all. With a file, that is made first, by whoever comes first, and only that one is hit: so a test knows
- * that it happened, and a restarted process is left alone.
+ * A process that reaches the phase in that step, as that rank, with that part of the phase done, sends
+ * itself SIGKILL (or SIGSTOP), without any cleanup. Omitted conditions match everything. With a file, the
+ * first process that can create it is hit, and only that one: a test can see that it happened, and a
+ * restarted process is not hit again.
  *
- * The environment is asked each time, so there is no state; without the variable that costs one look.
+ * The environment is read each time, so there is no state; without the variable that costs one lookup.
  */
 #include "os/internal.h"
 

@@ -1,14 +1,12 @@
 /*
- * topology.c: which processors are neighbours, and which of them a process gets.
+ * topology.c: the topology of the CPUs, and their division among processes.
  *
- * The processors that this process may use (its affinity mask) are brought into the order in which they
- * lie in the machine: by NUMA node, cache and core. Cores come from hwloc; in a build without it, or
- * when it cannot look, each processor is a core by itself and they lie in the order of their numbers.
- * Shares are contiguous in that order, whole cores as long as there is one for each process.
+ * The CPUs that this process may use (its affinity mask) are sorted by NUMA node, cache and core. Cores
+ * come from hwloc; in a build without it, or if it fails, each CPU counts as a core, in order of number.
+ * Shares are contiguous in that order, and consist of whole cores if there is one for each process.
  *
- * Memory follows: a share whose processors belong to one of several NUMA nodes prefers that node's
- * memory. The policy is set by the system call itself, which is all that may happen between fork and
- * exec, and exec keeps it.
+ * A share whose CPUs belong to one of several NUMA nodes prefers the memory of that node. The policy is
+ * set by a plain system call, because only system calls are allowed between fork and exec; exec keeps it.
  */
 #include "os/internal.h"
 

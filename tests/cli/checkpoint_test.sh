@@ -34,14 +34,14 @@ test_ls() {
     assert_equal "$(head -1 <<<"$out" | json_value good)" true "whether the newest is good"
     assert_equal "$(head -1 <<<"$out" | json_value step)" 12 "the step of the newest"
     assert_exit 2 "$TANDEM" checkpoint ls nowhere
-    assert_contains "$err" "is no run"
+    assert_contains "$err" "is not a run"
     mkdir -p empty fresh/checkpoints
     assert_exit 0 "$TANDEM" checkpoint ls fresh # a run that has none yet
-    assert_contains "$out" "holds no checkpoint"
+    assert_contains "$out" "contains no checkpoint"
     local part
     for part in ls prune verify; do
         assert_exit 2 "$TANDEM" checkpoint "$part" empty
-        assert_contains "$err" "'empty' is no run"
+        assert_contains "$err" "'empty' is not a run"
     done
 }
 
@@ -194,7 +194,7 @@ test_pruned_meanwhile() {
 test_wrong_words() {
     assert_exit 2 "$TANDEM" checkpoint
     assert_exit 2 "$TANDEM" checkpoint list "$run"
-    assert_contains "$err" "'list' is none of"
+    assert_contains "$err" "unknown subcommand 'list'"
     assert_exit 0 "$TANDEM" checkpoint --help
     assert_contains "$out" "RUN:STEP"
 }

@@ -20,7 +20,7 @@ test_a_file_in_the_way() {
     assert_exit 2 "$TANDEM" train job.yaml --set run.dir=file
     assert_contains "$err" "is a file, not a directory"
     assert_exit 1 "$TANDEM" train job.yaml --set run.dir=file/below
-    assert_contains "$err" "a file of that name is in the way"
+    assert_contains "$err" "a file with this name exists"
     assert_equal "$(cat file)" precious "the file in the way"
 }
 

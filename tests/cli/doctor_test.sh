@@ -80,7 +80,7 @@ test_tight_limits_are_problems() {
 
 test_notes_are_no_problems() {
     out=$(ulimit -t 100000 && "$TANDEM" doctor) || fail "a note ended with $?: $out"
-    [[ $out =~ note\ +processor\ time\ \(s\)\ +100,000 ]] || fail "no note: $out"
+    [[ $out =~ note\ +CPU\ time\ \(s\)\ +100,000 ]] || fail "no note: $out"
     assert_contains "$out" "ulimit -t unlimited"
     assert_contains "$out" "ready to train; "
     if [ "$(nproc)" -gt 1 ]; then
@@ -94,7 +94,7 @@ test_bad_input() {
     assert_exit 2 "$TANDEM" doctor --jsno
     assert_contains "$err" "did you mean '--json'?"
     if "$TANDEM" doctor >/dev/full 2>err.txt; then fail "a full disk went unnoticed"; fi
-    assert_contains "$(cat err.txt)" "cannot be written"
+    assert_contains "$(cat err.txt)" "cannot write the output"
 }
 
 is_training() { [[ $("$TANDEM" ps --json) == *'"state":"training"'* ]]; }

@@ -90,7 +90,7 @@ test_a_changed_file_is_noticed() {
     assert_contains "$err" "its classes are not those of the model"
     cut -d , -f 2- before.csv >data.csv
     assert_exit 4 "$TANDEM" eval "$run"
-    assert_contains "$err" "4 numbers a sample, but the model takes 5"
+    assert_contains "$err" "has 4 numbers per sample, but the model expects 5"
     cp before.csv data.csv
     assert_exit 0 "$TANDEM" eval "$run"
     assert_equal "$err" ""
@@ -137,7 +137,7 @@ test_bad_input() {
     assert_exit 1 "$TANDEM" eval "$run" --data narrow.csv
     assert_contains "$err" "line 1 has 4 columns; a sample has 5 numbers"
     if "$TANDEM" eval "$run" >/dev/full 2>err.txt; then fail "a full disk went unnoticed"; fi
-    assert_contains "$(cat err.txt)" "cannot be written"
+    assert_contains "$(cat err.txt)" "cannot write the output"
 }
 
 run_tests "$@"

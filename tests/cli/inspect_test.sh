@@ -134,7 +134,7 @@ test_damage() {
     assert_exit 1 "$TANDEM" inspect "$file"
     assert_contains "$err" "damaged or changed"
     assert_exit 0 "$TANDEM" inspect damaged
-    assert_contains "$err" "passing over a checkpoint"
+    assert_contains "$err" "skipping a checkpoint"
     assert_contains "$out" "position    step 10"
     head -c 100 "$last" >short.safetensors
     assert_exit 1 "$TANDEM" inspect short.safetensors
@@ -159,7 +159,7 @@ test_bad_input() {
     assert_exit 2 "$TANDEM" inspect empty-folder
     assert_contains "$err" "not a run"
     if "$TANDEM" inspect "$run" >/dev/full 2>err.txt; then fail "a full disk went unnoticed"; fi
-    assert_contains "$(cat err.txt)" "cannot be written"
+    assert_contains "$(cat err.txt)" "cannot write the output"
 }
 
 run_tests "$@"

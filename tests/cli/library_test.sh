@@ -164,7 +164,7 @@ test_a_library_that_is_another() {
 
 test_bad_libraries() {
     assert_exit 1 "$TANDEM" train job.yaml --set model.library=data.csv
-    assert_contains "$err" "$work/data.csv: it cannot be loaded as a shared object: "
+    assert_contains "$err" "$work/data.csv: cannot load it as a shared object: "
     assert_exit 1 "$TANDEM" train job.yaml --set model.library="$libraries/no_entry.so"
     assert_contains "$err" "exports no function tdm_library_entry"
     assert_exit 1 "$TANDEM" train job.yaml --set model.library="$libraries/other_abi.so"

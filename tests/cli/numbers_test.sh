@@ -157,7 +157,7 @@ test_eval_and_predict_say_it() {
     assert_exit 0 "$TANDEM" train job.yaml --set data.train=good.csv --set data.normalise=none \
         --set run.dir=fine -q
     assert_exit 0 "$TANDEM" eval fine/tiny-1 --data data.csv
-    assert_contains "$err" "gives NaN or infinity for 2 of 150 samples"
+    assert_contains "$err" "output is NaN or infinity for 2 of 150 samples"
     assert_contains "$out" "loss        nan"
     assert_exit 0 "$TANDEM" eval fine/tiny-1 --data data.csv --json
     assert_contains "$out" '"loss":null'

@@ -58,7 +58,7 @@ test_top() {
     awk -F , 'NR > 1 && ($3 < $5 || $5 < $7 || $3 + $5 + $7 < 0.9999 || $3 + $5 + $7 > 1.0001 ||
         $2 + $4 + $6 != 3) { print; exit 1 }' <<<"$out" || fail "a bad line"
     assert_exit 2 "$TANDEM" predict "$run" test.csv --top 4
-    assert_contains "$err" "more than the model's 3 classes"
+    assert_contains "$err" "exceeds the number of classes, 3"
 }
 
 test_json() {
@@ -135,7 +135,7 @@ test_a_reader_that_goes_away() {
     assert_equal "$(cat err.txt)" "" "stderr"
     assert_equal "$(cat first.txt)" "sample,class,probability,truth" "the first line"
     if "$TANDEM" predict "$run" test.csv >/dev/full 2>err.txt; then fail "a full disk went unnoticed"; fi
-    assert_contains "$(cat err.txt)" "cannot be written"
+    assert_contains "$(cat err.txt)" "cannot write the output"
 }
 
 # 60 images of two pixels, as bytes in octal for printf.
@@ -165,7 +165,7 @@ test_idx() {
     assert_exit 2 "$TANDEM" eval runs/idx-1 --data images.idx
     assert_contains "$err" "--labels FILE"
     assert_exit 1 "$TANDEM" predict "$run" images.idx
-    assert_contains "$err" "2 numbers a sample, but the model takes 5"
+    assert_contains "$err" "has 2 numbers per sample, but the model expects 5"
 }
 
 test_bad_input() {

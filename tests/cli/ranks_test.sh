@@ -245,7 +245,7 @@ test_errors_are_said_once() {
     assert_equal "$(count 'are fewer than one batch of 151' "$err")" 1 "refusals in: $err"
     assert_exit 1 train job.yaml -n 2 --set parallel.offload=nowhere --set run.dir=never
     assert_equal "$(wc -l <<<"$err")" 1 "lines of $err"
-    [[ $err == *"parallel.offload: cannot make "*": its folder does not exist; make that"* ]] || fail "$err"
+    [[ $err == *"parallel.offload: cannot create "*": its directory does not exist; create it"* ]] || fail "$err"
     assert_exit 3 train job.yaml -n 1 --set optim.lr=1e30 --set run.dir=diverged
     alone=$err
     assert_exit 3 train job.yaml -n 3 --set optim.lr=1e30 --set run.dir=diverged
@@ -327,7 +327,7 @@ test_hosts_that_differ() {
     assert_equal "$(count 'rank 1 read different data from .*test.csv than rank 0' "$err")" 1 "in: $err"
     cp host-0/test.csv host-1/
     assert_exit 1 on_hosts --set data.test=test.csv --set parallel.offload=states --set parallel.zero=1
-    assert_equal "$(count 'rank 1: .*host-1/states/.*: its folder does not exist' "$err")" 1 "in: $err"
+    assert_equal "$(count 'rank 1: .*host-1/states/.*: its directory does not exist' "$err")" 1 "in: $err"
     assert_exit 2 on_hosts --set parallel.balance=weights --set 'parallel.weights=[1, 2, 3]'
     assert_equal "$(count 'tandem: parallel.weights has 3 numbers, but there are 2 ranks' "$err")" 1 \
         "in: $err"

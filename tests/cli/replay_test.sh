@@ -48,7 +48,7 @@ test_every_step_is_what_the_run_did() {
     assert_equal "$(field from_step)" 12 "where it began"
     assert_exit 0 "$TANDEM" replay $run --step 6
     assert_contains "$out" "step           6 of 15, in epoch 1, 32 rows in 4 lanes"
-    assert_contains "$out" "step-000000000005.safetensors, 0 steps on"
+    assert_contains "$out" "step-000000000005.safetensors, 0 steps later"
     assert_contains "$out" "recorded       the same"
     assert_contains "$out" "fc2.weight"
     assert_contains "$err" "0 steps to train before"

@@ -173,7 +173,7 @@ test_the_key_that_ends_it() {
     assert_contains "$err" "raise train.steps with --set"
     assert_exit 0 "$TANDEM" train job.yaml -q -n 1 --set run.dir=by-epochs
     assert_exit 0 "$TANDEM" train --resume by-epochs/tiny-1
-    assert_contains "$out" "raise train.epochs"
+    assert_contains "$out" "increase train.epochs"
 }
 
 # Of a run that is training, and of one that was killed, before the first checkpoint.
@@ -218,7 +218,7 @@ test_training_further() {
 # damaged HOW: the newest checkpoint was damaged; the one before it is taken, with a warning.
 damaged() {
     assert_exit 0 "$TANDEM" train --resume runs/damaged
-    assert_contains "$err" "warning: passing over a checkpoint"
+    assert_contains "$err" "warning: skipping a checkpoint"
     assert_contains "$err" "step-000000000012.safetensors"
     assert_contains "$err" "resuming from step 10 of 12"
     assert_whole runs/damaged

@@ -25,7 +25,7 @@ test_selection() {
     assert_equal "$(grep -c ' s ago  ' <<<"$out")" 2 "events"
     assert_equal "$(grep -c '^rank . of 3' <<<"$out")" 1 "ranks"
     assert_exit 1 "$TANDEM" trace dead --rank 7
-    assert_contains "$err" "rank 7 left no trace"
+    assert_contains "$err" "no trace of rank 7"
     assert_exit 2 "$TANDEM" trace dead --last 5000
     assert_exit 2 "$TANDEM" trace
     mkdir run

@@ -367,7 +367,7 @@ static void json_refuses_what_is_not_json(void)
         {"1 1", "byte 2: something follows the value"},
         {"\"abc", "the text ends inside a string"},
         {"\"\\x\"", "byte 2: an unknown escape"},
-        {"\"\\u12\"", "\\u wants four hexadecimal digits"},
+        {"\"\\u12\"", "\\u requires four hexadecimal digits"},
         {"\"\\ud800\"", "half of a surrogate pair"},
         {"\"\\udc00\"", "half of a surrogate pair"},
         {"\"\\ud800\\u0041\"", "half of a surrogate pair"},
@@ -375,7 +375,7 @@ static void json_refuses_what_is_not_json(void)
         {"\"\xff\"", "byte 1: not UTF-8"},
         {"\"\xc0\x80\"", "byte 1: not UTF-8"},
         {"\"\xed\xa0\x80\"", "byte 1: not UTF-8"},
-        {"{\"a\":1,\"a\":2}", "the key 'a' stands twice"},
+        {"{\"a\":1,\"a\":2}", "duplicate key 'a'"},
     };
     tdm_arena *arena = tdm_arena_create("test");
     const tdm_json *v;

@@ -50,7 +50,7 @@ static const header_case header_cases[] = {
     {"{\"__metadata__\":{\"k\":1}}", 0, TDM_ERR_FORMAT, "'k' is not a string"},
     {"{\"__metadata__\":{\"k\":null}}", 0, TDM_ERR_FORMAT, "'k' is not a string"},
     {"{\"__metadata__\":{\"k\":{}}}", 0, TDM_ERR_FORMAT, "'k' is not a string"},
-    {"{\"__metadata__\":{\"k\":\"a\",\"k\":\"b\"}}", 0, TDM_ERR_FORMAT, "twice"},
+    {"{\"__metadata__\":{\"k\":\"a\",\"k\":\"b\"}}", 0, TDM_ERR_FORMAT, "duplicate key"},
     {"{\"__metadata__\":{\"k\":\"a\\u0000b\"}}", 0, TDM_ERR_UNSUPPORTED, "zero byte"},
     {"{\"__metadata__\":{\"k\\u0000\":\"a\"}}", 0, TDM_ERR_UNSUPPORTED, "zero byte"},
 
@@ -85,7 +85,7 @@ static const header_case header_cases[] = {
     {"{" T("x", "F32", "[1]", "-4", "0") "}", 4, TDM_ERR_FORMAT, "data_offsets"},
     {"{" T("x", "F32", "[1]", "0", "4.0") "}", 4, TDM_ERR_FORMAT, "data_offsets"},
     {"{" T("x", "F32", "[1]", "4", "0") "}", 4, TDM_ERR_FORMAT, "bytes 4 to 0"},
-    {"{" T("x", "F32", "[2]", "0", "8") "}", 7, TDM_ERR_FORMAT, "cut short"},
+    {"{" T("x", "F32", "[2]", "0", "8") "}", 7, TDM_ERR_FORMAT, "truncated"},
     {"{" T("x", "F32", "[1]", "18446744073709551612", "18446744073709551615") "}", 4,
      TDM_ERR_FORMAT, "18446744073709551615"},
     {"{" T("x", "F32", "[3]", "0", "8") "}", 8, TDM_ERR_FORMAT, "needs 12 bytes"},
@@ -103,7 +103,7 @@ static const header_case header_cases[] = {
     {"{" T("x", "U8", "[2]", "0", "2") "}", 3, TDM_ERR_FORMAT, "the data have 3"},
     {"{}", 1, TDM_ERR_FORMAT, "the data have 1"},
     {"{" T("x", "U8", "[1]", "0", "1") "," T("x", "U8", "[1]", "1", "2") "}", 2, TDM_ERR_FORMAT,
-     "twice"},
+     "duplicate key"},
 };
 
 #undef T

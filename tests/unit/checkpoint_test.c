@@ -438,12 +438,12 @@ static void test_checkpoint_open_refuses(void)
         const char *message;
     } cases[] = {
         {"absent", NULL, TDM_OK, NULL}, /* the forgery itself is sound */
-        {"format", NULL, TDM_ERR_FORMAT, "no checkpoint of Tandem's"},
-        {"format", "pt", TDM_ERR_FORMAT, "no checkpoint of Tandem's"},
+        {"format", NULL, TDM_ERR_FORMAT, "not a checkpoint of Tandem"},
+        {"format", "pt", TDM_ERR_FORMAT, "not a checkpoint of Tandem"},
         {"format", "tandem-checkpoint-3", TDM_ERR_UNSUPPORTED, "tandem-checkpoint-3"},
         {"sha256", NULL, TDM_ERR_FORMAT, "sha256"},
         {"state", NULL, TDM_ERR_FORMAT, "state"},
-        {"state", "00", TDM_ERR_CHECKSUM, "should be 00"},
+        {"state", "00", TDM_ERR_CHECKSUM, "expected 00"},
         {"position", NULL, TDM_ERR_FORMAT, "position"},
         {"position", "", TDM_ERR_FORMAT, "position"},
         {"position", "[]", TDM_ERR_FORMAT, "not an object"},
@@ -464,10 +464,10 @@ static void test_checkpoint_open_refuses(void)
         {"classes", "[\"a\\u0000b\"]", TDM_ERR_FORMAT, "item 0"},
         {"sample_shape", NULL, TDM_ERR_FORMAT, "sample_shape"},
         {"sample_shape", "3", TDM_ERR_FORMAT, "not a list"},
-        {"sample_shape", "[-1]", TDM_ERR_FORMAT, "no shape"},
-        {"sample_shape", "[1,2,3,4,5,6,7,8,9]", TDM_ERR_FORMAT, "no shape"},
+        {"sample_shape", "[-1]", TDM_ERR_FORMAT, "is not a size"},
+        {"sample_shape", "[1,2,3,4,5,6,7,8,9]", TDM_ERR_FORMAT, "is not a size"},
         {"sample_shape", "[4294967296,4294967296]", TDM_ERR_FORMAT, "overflows"},
-        {"sample_shape", "[9223372036854775808]", TDM_ERR_FORMAT, "no shape"},
+        {"sample_shape", "[9223372036854775808]", TDM_ERR_FORMAT, "is not a size"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         tdm_error err = {0};

@@ -247,7 +247,7 @@ static void says_what_is_wrong_with_the_file(void)
     CHECK(fd >= 0 && write(fd, "not code\n", 9) == 9);
     close(fd);
     trial_of(&t, path, NULL, NULL);
-    refuses(&t, true, TDM_ERR_FORMAT, path, "cannot be loaded as a shared object");
+    refuses(&t, true, TDM_ERR_FORMAT, path, "cannot load it as a shared object");
     CHECK(!tdm_model_takes_tokens(&t.job));
     CHECK_INT(tdm_model_check(&t.job, NULL), TDM_ERR_FORMAT);
     CHECK_INT(unlink(path), 0);

@@ -113,7 +113,7 @@ static void test_read_refuses_what_is_no_file(void)
     CHECK_INT(tdm_file_read(in_folder("absent"), 0, &bytes, &err), TDM_ERR_NOT_FOUND);
     CHECK_HAS(err.message, "absent");
     CHECK_INT(tdm_file_read(folder, 0, &bytes, &err), TDM_ERR_INVALID);
-    CHECK_HAS(err.message, "a folder");
+    CHECK_HAS(err.message, "a directory");
     CHECK_INT(mkfifo(in_folder("pipe"), 0600), 0);
     CHECK_INT(tdm_file_read(in_folder("pipe"), 0, &bytes, &err), TDM_ERR_INVALID);
     CHECK_HAS(err.message, "a pipe");
@@ -405,7 +405,7 @@ static void test_dirs(void)
     CHECK_INT(tdm_file_replace(in_folder("a/file"), "x", 1, &err), TDM_OK);
     CHECK(tdm_path_is_file(in_folder("a/file")));
     CHECK_INT(tdm_dir_make(in_folder("a/file"), &err), TDM_ERR_EXISTS);
-    CHECK_HAS(err.message, "in the way");
+    CHECK_HAS(err.message, "a file with this name exists");
     CHECK_INT(tdm_dir_make(in_folder("a/file/below"), &err), TDM_ERR_EXISTS);
     CHECK_INT(tdm_dir_make(in_folder("a/.hidden"), &err), TDM_OK);
     CHECK_INT(tdm_dir_make(in_folder("a/Z"), &err), TDM_OK);
