@@ -1,12 +1,12 @@
 /*
- * base.h: what every other room stands on.
+ * base.h: the base of all other modules.
  *
  * Status codes and error texts, the log, arenas, counter-based random numbers, SHA-256 and the
- * monotonic clock. Nothing here knows about tensors, jobs or files.
+ * monotonic clock. Nothing here depends on tensors, jobs or files.
  *
  * Errors: a fallible function returns a tdm_status, zero for success, and takes a `tdm_error *err`
- * as its last argument, which may be NULL. On failure it holds one message that says what went
- * wrong, where, and what to do. Outputs are written only on success.
+ * as its last argument, which may be NULL. On failure it contains one message: what went wrong, where,
+ * and what to do. Outputs are written only on success.
  *
  * Threading: all functions may be called from any thread; an object belongs to one thread at a
  * time unless its comment says otherwise. The log's sinks are the library's only mutable globals.
@@ -37,12 +37,12 @@ extern "C" {
 #define TDM_VERSION_PATCH 0
 #define TDM_VERSION "0.1.0"
 
-/* The version of the library that is linked, which may differ from the header's. */
+/* The version of the linked library, which may differ from that of the header. */
 TDM_API const char *tdm_version(void);
 
 /*
- * Each room that stands on a library from outside can name it, with the version that is linked:
- * "OpenSSL 3.0.17". Base has this one; job, tensor and data have theirs. Returns `buffer`.
+ * The external library of a module and its linked version: "OpenSSL 3.0.17". This is the one of base;
+ * job, tensor and data have similar functions. Returns `buffer`.
  */
 #define TDM_LIBRARY_BYTES 64
 TDM_API const char *tdm_base_library(char buffer[TDM_LIBRARY_BYTES]);
@@ -50,8 +50,8 @@ TDM_API const char *tdm_base_library(char buffer[TDM_LIBRARY_BYTES]);
 /* ---- status ---------------------------------------------------------------------------------- */
 
 /*
- * The blast radius of an error, so that recovery can switch on it: only the call that failed, the
- * peer it talked to, the whole host, or the job itself.
+ * The scope of an error, which determines the recovery: only the call that failed, the peer, the whole
+ * host, or the job.
  */
 typedef enum tdm_status_group {
     TDM_STATUS_GROUP_NONE = 0,
@@ -93,9 +93,9 @@ typedef enum tdm_status {
 TDM_API tdm_status_group tdm_status_group_of(tdm_status status);
 /* "format" for TDM_ERR_FORMAT; "unknown" for a value outside the table. Never NULL. */
 TDM_API const char *tdm_status_name(tdm_status status);
-/* One sentence for people. Never NULL. */
+/* One sentence of description. Never NULL. */
 TDM_API const char *tdm_status_text(tdm_status status);
-/* Walks the table: the status at `index`, or -1 past the end. For documentation and tests. */
+/* The status at `index` of the table, or -1 past the end. For documentation and tests. */
 TDM_API int tdm_status_at(size_t index);
 
 typedef struct tdm_error {
@@ -104,17 +104,17 @@ typedef struct tdm_error {
 } tdm_error;
 
 /*
- * Fills `err` (when not NULL) and returns `status`, so that a failure is one line:
+ * Fills `err` (if it is not NULL) and returns `status`, so that a failure is one line:
  *     return tdm_fail(err, TDM_ERR_RANGE, "%s: %d is more than %d", name, value, limit);
  */
 TDM_API tdm_status tdm_fail(tdm_error *err, tdm_status status, const char *fmt, ...)
     TDM_PRINTF(3, 4);
 TDM_API tdm_status tdm_vfail(tdm_error *err, tdm_status status, const char *fmt, va_list args);
-/* Puts "text: " in front of the message, to say where. Returns err's status (or `status`). */
+/* Prefixes the message with "text: ". Returns the status of `err` (or `status`). */
 TDM_API tdm_status tdm_error_context(tdm_error *err, tdm_status status, const char *fmt, ...)
     TDM_PRINTF(3, 4);
 
-/* Passes an error up. */
+/* Returns an error to the caller. */
 #define TDM_TRY(expr)                                                                              \
     do {                                                                                           \
         tdm_status tdm_try_status_ = (expr);                                                       \
@@ -132,9 +132,9 @@ typedef enum tdm_log_level {
 
 typedef struct tdm_log_record {
     tdm_log_level level;
-    const char *room;    /* which part speaks: "data", "train", ... */
+    const char *room;    /* the module: "data", "train", ... */
     const char *message; /* one line, no newline */
-    double unix_time_s;  /* wall clock, for people */
+    double unix_time_s;  /* wall clock, for display */
 } tdm_log_record;
 
 typedef void (*tdm_log_fn)(const tdm_log_record *record, void *user);
@@ -142,12 +142,12 @@ typedef void (*tdm_log_fn)(const tdm_log_record *record, void *user);
 enum { TDM_LOG_MAX_SINKS = 8 };
 
 /*
- * Adds a listener to the library's words, from level `least` up; without one they are dropped.
- * Calls are serialised over all sinks. `fn` must not log, nor add or remove sinks, itself.
- * TDM_ERR_RANGE when there are TDM_LOG_MAX_SINKS already.
+ * Adds a sink for log records of at least level `min`; without a sink they are dropped. Calls are
+ * serialised over all sinks. `fn` must not log, nor add or remove sinks. TDM_ERR_RANGE if there are
+ * already TDM_LOG_MAX_SINKS.
  */
 TDM_API tdm_status tdm_log_add_sink(tdm_log_fn fn, void *user, tdm_log_level min);
-/* Takes away what was added with these two; after it returns the sink is not called again. */
+/* Removes the sink that was added with these arguments; after the return it is not called again. */
 TDM_API void tdm_log_remove_sink(tdm_log_fn fn, void *user);
 TDM_API void tdm_log(tdm_log_level level, const char *room, const char *fmt, ...) TDM_PRINTF(3, 4);
 TDM_API const char *tdm_log_level_name(tdm_log_level level);
@@ -155,15 +155,15 @@ TDM_API const char *tdm_log_level_name(tdm_log_level level);
 /* ---- arena ----------------------------------------------------------------------------------- */
 
 /*
- * Memory with one named life-time: allocate piece by piece, free everything at once. Pieces are
- * zeroed. Not thread-safe.
+ * Memory with one named lifetime: allocate in pieces, free everything at once. Allocations are zeroed.
+ * Not thread-safe.
  */
 typedef struct tdm_arena tdm_arena;
 
-/* `life_time` names the arena in messages ("plan", "job"); it is borrowed. NULL when out of memory. */
+/* `life_time` names the arena in messages ("plan", "job"); it is borrowed. NULL if out of memory. */
 TDM_API tdm_arena *tdm_arena_create(const char *life_time);
-TDM_API void tdm_arena_destroy(tdm_arena *arena); /* NULL is fine */
-TDM_API void tdm_arena_reset(tdm_arena *arena);   /* frees the pieces, keeps the arena */
+TDM_API void tdm_arena_destroy(tdm_arena *arena); /* NULL is allowed */
+TDM_API void tdm_arena_reset(tdm_arena *arena);   /* frees the allocations, keeps the arena */
 /* `align` is a power of two, 0 for 16. NULL when out of memory or on overflow. */
 TDM_API void *tdm_arena_alloc(tdm_arena *arena, size_t bytes, size_t align);
 /* count * size with an overflow check. */
@@ -171,17 +171,17 @@ TDM_API void *tdm_arena_array(tdm_arena *arena, size_t count, size_t size);
 TDM_API char *tdm_arena_strdup(tdm_arena *arena, const char *text);
 TDM_API char *tdm_arena_strndup(tdm_arena *arena, const char *text, size_t length);
 TDM_API char *tdm_arena_printf(tdm_arena *arena, const char *fmt, ...) TDM_PRINTF(2, 3);
-TDM_API size_t tdm_arena_bytes(const tdm_arena *arena); /* handed out so far */
+TDM_API size_t tdm_arena_bytes(const tdm_arena *arena); /* allocated so far */
 
 /* ---- random numbers -------------------------------------------------------------------------- */
 
 /*
  * Philox 4x32-10 (Salmon et al., 2011): a pure function of a 128-bit counter and a 64-bit key.
- * There is no hidden state, so a value depends on what it is for and never on who asks first.
+ * There is no hidden state, so a value depends only on its address, never on the order of calls.
  */
 TDM_API void tdm_philox_4x32_10(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 
-/* What random numbers are for. The values are part of the results: never renumber them. */
+/* The purpose of random numbers. The values affect results: never renumber them. */
 typedef enum tdm_rng_stream {
     TDM_RNG_STREAM_INIT = 1,
     TDM_RNG_STREAM_SHUFFLE = 2,
@@ -199,7 +199,7 @@ typedef struct tdm_rng {
     uint32_t key[2];
     uint32_t counter[4];
     uint32_t block[4];
-    uint32_t used; /* words of `block` already given out; 4 when it is empty */
+    uint32_t used; /* words of `block` that were returned; 4: empty */
 } tdm_rng;
 
 typedef struct tdm_rng_address {
@@ -211,12 +211,13 @@ typedef struct tdm_rng_address {
 } tdm_rng_address;
 
 TDM_API tdm_rng tdm_rng_at(tdm_rng_address address);
-/* The next word drawn will be number `index` (below 2^34) of the sequence; costs one block. */
+/* Moves to word `index` (below 2^34) of the sequence; costs one block. */
 TDM_API void tdm_rng_seek(tdm_rng *rng, uint64_t index);
 TDM_API uint32_t tdm_rng_u32(tdm_rng *rng);
 TDM_API uint64_t tdm_rng_u64(tdm_rng *rng);
-/* Uniform in [0, 1) with 24 bits, and in [0, bound) without bias (bound > 0). */
+/* Uniform in [0, 1) with 24 bits. */
 TDM_API float tdm_rng_uniform(tdm_rng *rng);
+/* Uniform in [0, bound) without bias (bound > 0). */
 TDM_API uint64_t tdm_rng_below(tdm_rng *rng, uint64_t bound);
 /* Standard normal (Box-Muller, in double precision). */
 TDM_API double tdm_rng_normal(tdm_rng *rng);
@@ -224,8 +225,8 @@ TDM_API double tdm_rng_normal(tdm_rng *rng);
 /* ---- mathematics ----------------------------------------------------------------------------- */
 
 /*
- * Functions whose bits depend on their argument alone, not on the C library or the CPU: for everything
- * that decides a result. Within 1 unit in the last place. Numbers below the normal range count as 0.
+ * Functions whose bits depend only on their argument, not on the C library or the CPU: for everything
+ * that affects a result. Within 1 unit in the last place. Subnormal numbers count as 0.
  */
 #define TDM_MATH_MAX_ANGLE 1e5 /* beyond it, sin and cos are NaN */
 TDM_API double tdm_math_exp(double x);
@@ -241,25 +242,27 @@ TDM_API double tdm_math_power(double base, uint64_t exponent);
 
 typedef struct tdm_sha256 tdm_sha256;
 
-TDM_API tdm_sha256 *tdm_sha256_create(void); /* NULL when out of memory */
+TDM_API tdm_sha256 *tdm_sha256_create(void); /* NULL if out of memory */
 TDM_API void tdm_sha256_destroy(tdm_sha256 *hash);
 TDM_API void tdm_sha256_update(tdm_sha256 *hash, const void *bytes, size_t count);
-/* A little-endian number, and a text with its length, so that fields cannot run into each other. */
+/* Adds a little-endian number. */
 TDM_API void tdm_sha256_u64(tdm_sha256 *hash, uint64_t value);
+/* Adds the length and the bytes of a text, so that consecutive texts are unambiguous. */
 TDM_API void tdm_sha256_text(tdm_sha256 *hash, const char *text);
-/* Ends the hash; after it only destroy is allowed. */
 /* Hexadecimal digits: `out` has 2 * count + 1 bytes. */
 TDM_API void tdm_hex(const void *bytes, size_t count, char *out);
+/* Ends the hash; afterwards only destroy is allowed. */
 TDM_API void tdm_sha256_finish(tdm_sha256 *hash, char hex[TDM_SHA256_HEX]);
 TDM_API tdm_status tdm_sha256_of(const void *bytes, size_t count, char hex[TDM_SHA256_HEX]);
-/* The same for many pieces, which is faster than one by one where there are several of similar length. */
+/* Input of tdm_sha256_of_many. */
 typedef struct tdm_sha256_part {
-    const void *bytes; /* may be NULL when there are none */
+    const void *bytes; /* may be NULL if count is 0 */
     size_t count;
     char hex[TDM_SHA256_HEX]; /* the result */
 } tdm_sha256_part;
+/* Hashes several inputs, which is faster than one by one if they have similar lengths. */
 TDM_API tdm_status tdm_sha256_of_many(tdm_sha256_part *parts, size_t count);
-/* HMAC-SHA256 (RFC 2104): proof that whoever made it knows `key`, which may be empty. */
+/* HMAC-SHA256 (RFC 2104); the key may be empty. */
 TDM_API tdm_status tdm_hmac_sha256(const void *key, size_t key_bytes, const void *bytes,
                                    size_t count, uint8_t out[TDM_SHA256_BYTES]);
 

@@ -1,10 +1,10 @@
 /*
- * text.h: growing strings, and JSON in both directions.
+ * text.h: growing strings, and reading and writing of JSON.
  *
- * A tdm_str collects text without the caller counting bytes; when memory runs out it remembers
- * that, drops what follows, and tdm_str_ok() says so once at the end. The JSON writer puts commas
- * and quotes where they belong; the JSON reader treats its input as hostile: bounded depth, strict
- * grammar, valid UTF-8 only, and errors that name the byte.
+ * A tdm_str collects text and grows as needed. If memory runs out it ignores further text, and
+ * tdm_str_ok() returns false, so one check at the end is enough. The JSON writer adds commas and quotes;
+ * the JSON reader treats its input as hostile: bounded depth, strict grammar, valid UTF-8 only, and
+ * errors with the position of the byte.
  */
 #ifndef TANDEM_TEXT_H
 #define TANDEM_TEXT_H
@@ -38,7 +38,7 @@ TDM_API void tdm_str_addf(tdm_str *str, const char *fmt, ...) TDM_PRINTF(2, 3);
 TDM_API void tdm_str_addv(tdm_str *str, const char *fmt, va_list args);
 /* Pads with spaces until `column` bytes follow the last newline. */
 TDM_API void tdm_str_pad_to(tdm_str *str, size_t column);
-TDM_API const char *tdm_str_text(const tdm_str *str); /* "" when empty, never NULL */
+TDM_API const char *tdm_str_text(const tdm_str *str); /* "" if empty, never NULL */
 TDM_API bool tdm_str_ok(const tdm_str *str);
 
 /* "1.5 GB", "312 KB": decimal units. "1,234,567". "2 min 03 s". Each returns `buffer`. */
@@ -47,8 +47,8 @@ TDM_API const char *tdm_text_count(uint64_t count, char buffer[32]);
 TDM_API const char *tdm_text_duration(double seconds, char buffer[32]);
 
 /*
- * The candidate nearest to `word` by edit distance, when near enough to be a likely slip; NULL
- * otherwise. `candidate(i, user)` gives the i-th of `count`.
+ * The candidate nearest to `word` by edit distance if it is close enough to be a probable typing error;
+ * NULL otherwise. `candidate(i, user)` returns the i-th of `count`.
  */
 typedef const char *(*tdm_text_candidate_fn)(size_t index, const void *user);
 TDM_API const char *tdm_text_nearest(const char *word, size_t count,
@@ -56,12 +56,12 @@ TDM_API const char *tdm_text_nearest(const char *word, size_t count,
 
 /*
  * The length in bytes (1 to 4) of the well-formed UTF-8 character at `bytes`, and the character in
- * *out (may be NULL); 0 when there is none: a stray continuation, an overlong form, a surrogate, a
- * value past U+10FFFF, or too few bytes.
+ * *out (may be NULL); 0 if there is none: an unexpected continuation byte, an overlong form, a
+ * surrogate, a value above U+10FFFF, or too few bytes.
  */
 TDM_API size_t tdm_text_utf8(const void *bytes, size_t left, uint32_t *out);
 
-/* The shortest decimal that reads back as exactly this number. Returns `buffer`. */
+/* The shortest decimal that parses to exactly this number. Returns `buffer`. */
 TDM_API const char *tdm_text_double(double value, char buffer[32]);
 
 /* ---- JSON out -------------------------------------------------------------------------------- */
@@ -112,28 +112,28 @@ struct tdm_json {
     bool is_negative;   /* for integers */
     uint64_t magnitude; /* for integers: the absolute value, exact */
     double number;
-    const char *string; /* terminated; may hold inner zero bytes: see string_length */
+    const char *string; /* terminated; may contain zero bytes: see string_length */
     size_t string_length;
-    const char *key; /* when this is a member of an object */
+    const char *key; /* of a member of an object */
     size_t key_length;
-    size_t offset;         /* the byte where it began, for error messages */
+    size_t offset;         /* of its first byte, for error messages */
     const tdm_json *first; /* children of arrays and objects, in order */
     const tdm_json *next;
     size_t count;
 };
 
 /*
- * Reads one JSON value that fills `bytes` (white space aside). All memory comes from `arena`.
+ * Parses one JSON value that fills `bytes` (except white space). All memory comes from `arena`.
  * Duplicate keys in an object are an error, as is depth beyond 64.
  */
 TDM_API tdm_status tdm_json_parse(const char *bytes, size_t count, tdm_arena *arena,
                                   const tdm_json **out, tdm_error *err);
-/* The member `key` of an object; NULL when it is absent or `object` is not an object. */
+/* The member `key` of an object; NULL if it is absent or `object` is not an object. */
 TDM_API const tdm_json *tdm_json_get(const tdm_json *object, const char *key);
-/* The value as a non-negative integer; false when it is none. */
+/* The value as an integer; false if it is not one, or negative for u64. */
 TDM_API bool tdm_json_as_u64(const tdm_json *value, uint64_t *out);
 TDM_API bool tdm_json_as_i64(const tdm_json *value, int64_t *out);
-/* The string without inner zero bytes; NULL when it is none. */
+/* The string; NULL if the value is not a string or contains zero bytes. */
 TDM_API const char *tdm_json_as_string(const tdm_json *value);
 
 #ifdef __cplusplus
