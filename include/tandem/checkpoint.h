@@ -1,14 +1,13 @@
 /*
- * checkpoint.h: state on disk.
+ * checkpoint.h: states on disk.
  *
- * A checkpoint is one safetensors file, which Python's and Rust's safetensors packages open as it
- * is. Its bytes are canonical: a function of the state alone. Tensors stand in order of name, the
- * exact position of the run (and what is needed to build the model again) is JSON in the file's
- * `__metadata__`, and a SHA-256 of the tensors is checked on every load. Files are replaced
- * atomically: a kill at any instant leaves the last good one.
+ * A checkpoint is one safetensors file, which the safetensors packages of Python and Rust can open. Its
+ * bytes are canonical: a function of the state only. Tensors are sorted by name; the position of the run
+ * and everything needed to rebuild the model is JSON in `__metadata__`; a SHA-256 of the tensors is
+ * verified on every load. Files are replaced atomically: a kill at any time leaves the last valid one.
  *
- * A file whose name ends in ".zst" is the same packed by zstd. Whatever opens a file here takes either
- * kind; a build without zstd says so (TDM_ERR_UNSUPPORTED).
+ * A file whose name ends in ".zst" is compressed with zstd. All functions open both kinds; a build without
+ * zstd returns TDM_ERR_UNSUPPORTED.
  */
 #ifndef TANDEM_CHECKPOINT_H
 #define TANDEM_CHECKPOINT_H
@@ -32,14 +31,14 @@ typedef struct tdm_named_text {
 
 /* ---- safetensors files ----------------------------------------------------------------------- */
 
-/* An open file; the tensors' data point into it (read-only, valid until destroy). */
+/* An open file; the data of the tensors point into it (read-only, valid until destroy). */
 typedef struct tdm_safetensors tdm_safetensors;
 
-/* Whether the file begins as a safetensors file does, packed or not, or has the name of one. Also true of a
- * file that cannot be opened: opening it says why. */
+/* Whether the file begins like a safetensors file, compressed or not, or has the name of one. Also true for
+ * a file that cannot be read: opening it gives the reason. */
 TDM_API bool tdm_safetensors_looks_like(const char *path);
 TDM_API tdm_status tdm_safetensors_open(const char *path, tdm_safetensors **out, tdm_error *err);
-/* The same from bytes, which are borrowed and must outlive the handle. */
+/* Like open, from bytes, which are borrowed and must outlive the handle. */
 TDM_API tdm_status tdm_safetensors_parse(const void *bytes, size_t count, const char *name,
                                          tdm_safetensors **out, tdm_error *err);
 TDM_API void tdm_safetensors_destroy(tdm_safetensors *file);
@@ -52,18 +51,18 @@ TDM_API const tdm_named_text *tdm_safetensors_metadata_at(const tdm_safetensors 
                                                           size_t index);
 TDM_API const char *tdm_safetensors_metadata(const tdm_safetensors *file, const char *name);
 
-/* Writes a file atomically. Order of the arguments does not matter: both lists are sorted by name.
- * Two tensors of one name are an error. */
+/* Writes a file atomically. Both lists are sorted by name, so their order does not matter. Two tensors
+ * with the same name are an error. */
 TDM_API tdm_status tdm_safetensors_write(const char *path, const tdm_named_tensor *tensors,
                                          size_t tensor_count, const tdm_named_text *metadata,
                                          size_t metadata_count, tdm_error *err);
 
-/* Whether this build packs and unpacks, and by what ("zstd 1.5.4"). */
+/* Whether this build supports compression, and its library ("zstd 1.5.4"). */
 TDM_API bool tdm_checkpoint_packs(char library[TDM_LIBRARY_BYTES]);
 
 /* ---- checkpoints ----------------------------------------------------------------------------- */
 
-/* Where a run stands: after `step` steps, about to train position `position` of `epoch`. */
+/* The position of a run: after `step` steps, before sample `position` of `epoch`. */
 typedef struct tdm_position {
     uint64_t step;
     uint64_t epoch;
@@ -90,33 +89,32 @@ TDM_API tdm_status tdm_checkpoint_save(const char *path, const tdm_checkpoint_co
                                        tdm_error *err);
 
 /*
- * The same when the tensors do not lie in memory: names, types and shapes are given at the beginning
- * (data of content.tensors are not looked at), then all bytes are pushed, tensor after tensor in order
- * of name, in chunks of any size. The file is the one that tdm_checkpoint_save would write. `content`
- * is borrowed until the end. After a push that failed only commit, which fails the same way, and
- * abandon make sense. Memory: that of the header.
+ * Like tdm_checkpoint_save, for tensors that are not in memory: names, types and shapes are given first
+ * (the data of content.tensors is not read), then all bytes are pushed, tensor by tensor in order of name,
+ * in chunks of any size. The file is the same. `content` is borrowed until the end. After a failed push
+ * only commit, which fails in the same way, and abandon are allowed. Memory: that of the header.
  */
 typedef struct tdm_checkpoint_writer tdm_checkpoint_writer;
 TDM_API tdm_status tdm_checkpoint_writer_create(const char *path,
                                                 const tdm_checkpoint_content *content,
                                                 tdm_checkpoint_writer **out, tdm_error *err);
-/* For each tensor, in the order in which they are pushed, its place in content.tensors. */
+/* The indices of the tensors in content.tensors, in the order in which they are pushed. */
 TDM_API const size_t *tdm_checkpoint_writer_order(const tdm_checkpoint_writer *writer);
 TDM_API tdm_status tdm_checkpoint_writer_push(tdm_checkpoint_writer *writer, const void *bytes,
                                               size_t count, tdm_error *err);
 /*
- * Instead of pushing, several processes may write at once. A state is cut into chunks of a mebibyte (the
- * last of a tensor may be shorter), which are hashed one by one. Each process that was invited writes
- * chunks into the temporary file (tdm_file_writer_join), at data_at + place, and hands their SHA-256 to
- * the one that has the writer; it accepts them all, and commits.
+ * Instead of pushing, several processes may write in parallel. A state is divided into chunks of a
+ * mebibyte (the last one of a tensor may be shorter), which are hashed separately. Each invited process
+ * writes chunks to the temporary file (tdm_file_writer_join), at data_at + place, and sends their SHA-256
+ * to the process with the writer, which accepts all of them and commits.
  */
 enum { TDM_STATE_CHUNK_BYTES = 1 << 20 };
 typedef struct tdm_state_chunk {
-    size_t tensor; /* its place in the list of tensors */
+    size_t tensor; /* index in the list of tensors */
     size_t offset, bytes;
-    uint64_t place; /* in the file's data */
+    uint64_t place; /* offset in the data of the file */
 } tdm_state_chunk;
-/* In order of the tensors' names. From `arena`. */
+/* The chunks of a state, in order of the names of the tensors; allocated in `arena`. */
 TDM_API tdm_status tdm_state_chunks(const tdm_named_tensor *tensors, size_t tensor_count,
                                     tdm_arena *arena, tdm_state_chunk **out, size_t *out_count,
                                     tdm_error *err);
@@ -124,30 +122,30 @@ enum { TDM_INVITATION_PATH_BYTES = 4096 };
 typedef struct tdm_checkpoint_invitation {
     char temporary[TDM_INVITATION_PATH_BYTES]; /* absolute */
     uint64_t data_at;
-    bool is_read_back; /* before it takes its name: it is packed then */
+    bool is_read_back; /* the file is read again before commit, for compression */
 } tdm_checkpoint_invitation;
 TDM_API tdm_status tdm_checkpoint_writer_invite(const tdm_checkpoint_writer *writer,
                                                 tdm_checkpoint_invitation *out, tdm_error *err);
 TDM_API tdm_status tdm_checkpoint_writer_accept(tdm_checkpoint_writer *writer, size_t chunk,
                                                 const char digest[TDM_SHA256_HEX], tdm_error *err);
 
-/* Who is asked last, when all bytes are on the disk, before the file gets its name: any status but
- * TDM_OK keeps it from it, and is what commit returns. */
+/* A callback before the file gets its name, when all bytes are on the disk: a status other than TDM_OK
+ * prevents the commit, which then returns it. */
 typedef struct tdm_commit_gate {
     tdm_status (*may_commit)(void *user, tdm_error *err);
     void *user;
 } tdm_commit_gate;
 TDM_API void tdm_checkpoint_writer_gate(tdm_checkpoint_writer *writer, const tdm_commit_gate *gate);
 
-/* Both end the writer, whatever commit returns. Commit replaces the file atomically; TDM_ERR_INVALID
- * when bytes are missing. `state_hash`, which may be NULL, becomes tdm_state_hash of it all. */
+/* Commit and abandon end the writer, even if commit fails. Commit replaces the file atomically;
+ * TDM_ERR_INVALID if bytes are missing. `state_hash` (may be NULL) becomes the tdm_state_hash. */
 TDM_API tdm_status tdm_checkpoint_writer_commit(tdm_checkpoint_writer *writer,
                                                 char state_hash[TDM_SHA256_HEX], tdm_error *err);
-TDM_API void tdm_checkpoint_writer_abandon(tdm_checkpoint_writer *writer); /* NULL is fine */
+TDM_API void tdm_checkpoint_writer_abandon(tdm_checkpoint_writer *writer); /* NULL is allowed */
 
 typedef struct tdm_checkpoint tdm_checkpoint;
-/* Opens and verifies. A safetensors file that tandem did not write is TDM_ERR_FORMAT, one of a later
- * version TDM_ERR_UNSUPPORTED. */
+/* Opens and verifies a checkpoint. A safetensors file from another program is TDM_ERR_FORMAT, one of a
+ * later version TDM_ERR_UNSUPPORTED. */
 TDM_API tdm_status tdm_checkpoint_open(const char *path, tdm_checkpoint **out, tdm_error *err);
 TDM_API void tdm_checkpoint_destroy(tdm_checkpoint *checkpoint);
 TDM_API const tdm_checkpoint_content *tdm_checkpoint_content_of(const tdm_checkpoint *checkpoint);
@@ -156,70 +154,70 @@ TDM_API const tdm_named_tensor *tdm_checkpoint_find(const tdm_checkpoint *checkp
 
 /*
  * SHA-256 over the canonical state: position, then each tensor in order of name (name, dtype,
- * shape, and the SHA-256 of each of its chunks). Equal for equal states, whatever wrote them and
- * wherever they lie. Large states are hashed by several threads.
+ * shape, and the SHA-256 of each of its chunks). Equal states have equal hashes, whatever wrote them and
+ * wherever they are stored. Large states are hashed by several threads.
  */
 TDM_API tdm_status tdm_state_hash(const tdm_position *position, const tdm_named_tensor *tensors,
                                   size_t tensor_count, char hex[TDM_SHA256_HEX], tdm_error *err);
 
-/* The same in pieces: order and push as with tdm_checkpoint_writer. Tensors are borrowed until the
- * hasher is destroyed. */
+/* Computes tdm_state_hash in pieces, with order and push as for tdm_checkpoint_writer. Tensors are
+ * borrowed until the hasher is destroyed. */
 typedef struct tdm_state_hasher tdm_state_hasher;
 TDM_API tdm_status tdm_state_hasher_create(const tdm_position *position,
                                            const tdm_named_tensor *tensors, size_t tensor_count,
                                            tdm_state_hasher **out, tdm_error *err);
 TDM_API void tdm_state_hasher_destroy(tdm_state_hasher *hasher);
 TDM_API const size_t *tdm_state_hasher_order(const tdm_state_hasher *hasher);
-/* TDM_ERR_INVALID when there are more bytes than the tensors have. */
+/* TDM_ERR_INVALID if there are more bytes than the tensors have. */
 TDM_API tdm_status tdm_state_hasher_push(tdm_state_hasher *hasher, const void *bytes, size_t count,
                                          tdm_error *err);
-/* Instead of pushing: what the bytes of a chunk (tdm_state_chunks) hash to. */
+/* Instead of pushing: adds the hash of a chunk (tdm_state_chunks). */
 TDM_API tdm_status tdm_state_hasher_accept(tdm_state_hasher *hasher, size_t chunk,
                                            const char digest[TDM_SHA256_HEX], tdm_error *err);
-/* TDM_ERR_INVALID when bytes are missing: more may be pushed then. */
+/* TDM_ERR_INVALID if bytes are missing; more may be pushed then. */
 TDM_API tdm_status tdm_state_hasher_finish(tdm_state_hasher *hasher, char hex[TDM_SHA256_HEX],
                                            tdm_error *err);
 
-/* ---- a folder of checkpoints ----------------------------------------------------------------- */
+/* ---- a directory of checkpoints -------------------------------------------------------------- */
 
 /* "DIR/step-000000000120.safetensors" */
 TDM_API char *tdm_checkpoint_path(tdm_arena *arena, const char *dir, uint64_t step);
-/* The same with ".zst" behind it. */
+/* The same path with the suffix ".zst". */
 TDM_API char *tdm_checkpoint_packed_path(tdm_arena *arena, const char *dir, uint64_t step);
-/* The step of a checkpoint's file name; false for every name that these two would not make. */
+/* The step in the file name of a checkpoint; false for a name that these two functions do not make. */
 TDM_API bool tdm_checkpoint_step_of(const char *name, uint64_t *out);
 /*
- * The newest checkpoint that opens and verifies; damaged ones are named in the log and passed over.
- * One that is out of reach for another reason (no permission, a failing disk, a newer version's) is
- * an error: going on from an older one would throw work away. A file that a training prunes meanwhile is
- * left out, and the folder is listed again. TDM_ERR_NOT_FOUND when there is none.
+ * The newest valid checkpoint; damaged ones are reported in the log and skipped. A checkpoint that cannot
+ * be read for another reason (no permission, a failing disk, a newer version) is an error, because resuming
+ * from an older one would lose work. A file that a running training prunes is ignored, and the directory is
+ * listed again. TDM_ERR_NOT_FOUND if there is none.
  */
 TDM_API tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_path,
                                          tdm_error *err);
-/* Reads the checkpoint file `path`; TDM_ERR_NOT_FOUND when it is not there. */
+/* Reads the checkpoint file `path`; TDM_ERR_NOT_FOUND if it does not exist. */
 typedef tdm_status (*tdm_checkpoint_read_fn)(const char *path, void *user, tdm_error *err);
-/* Calls `read` with the newest good checkpoint. When a training prunes that file before `read` has opened
- * it, calls `read` again with the newest one that is there then. */
+/* Calls `read` with the newest valid checkpoint. If a running training prunes that file before `read` has
+ * opened it, calls `read` again with the newest one. */
 TDM_API tdm_status tdm_checkpoint_read_newest(const char *dir, tdm_arena *arena,
                                               tdm_checkpoint_read_fn read, void *user,
                                               tdm_error *err);
-/* Which checkpoints stay: what any of these keeps. */
+/* Which checkpoints are kept: those that any of these rules keeps. */
 typedef struct tdm_checkpoint_retention {
-    int64_t keep;       /* so many of the newest; 0: all */
-    int64_t keep_every; /* those of steps that are multiples of it; 0: none for that reason */
-    int64_t keep_best;  /* so many of the best, of those that were measured; 0: none for that */
+    int64_t keep;       /* number of newest ones; 0: all */
+    int64_t keep_every; /* those of steps that are multiples of it; 0: rule disabled */
+    int64_t keep_best;  /* number of best ones among those with metrics; 0: rule disabled */
     bool by_accuracy;   /* best is the highest accuracy; else the lowest loss */
 } tdm_checkpoint_retention;
-/* What the test set said of a step's state; NaN: it was not asked. */
+/* Test metrics of a step; NaN: not evaluated. */
 typedef struct tdm_checkpoint_metrics {
     double loss, accuracy;
 } tdm_checkpoint_metrics;
-/* Why one stays: a set of these. */
+/* Why a checkpoint is kept: a set of these. */
 enum {
     TDM_KEPT_NEWEST = 1,
     TDM_KEPT_EVERY = 2,
     TDM_KEPT_BEST = 4,
-    TDM_KEPT_GOOD = 8 /* it was named as a good one */
+    TDM_KEPT_GOOD = 8 /* named as valid by the caller */
 };
 typedef struct tdm_checkpoint_entry {
     const char *name;
@@ -229,39 +227,40 @@ typedef struct tdm_checkpoint_entry {
     uint64_t bytes; /* of the file */
     double modified_unix_s;
     tdm_checkpoint_metrics metrics;
-    unsigned kept; /* by tdm_checkpoint_choose */
+    unsigned kept; /* set by tdm_checkpoint_choose */
 } tdm_checkpoint_entry;
-/* The checkpoints of a folder, newest first, unopened. From `arena`. */
+/* The checkpoints of a directory, newest first, without opening them; allocated in `arena`. */
 TDM_API tdm_status tdm_checkpoint_list(const char *dir, tdm_arena *arena,
                                        tdm_checkpoint_entry **out, size_t *out_count,
                                        tdm_error *err);
-/* Says of each why it stays; 0: it may go. Entries stand as tdm_checkpoint_list gives them. `good`: that
- * step's stays in any case; UINT64_MAX: none. */
+/* Sets `kept` of each entry; 0: it may be removed. Entries are in the order of tdm_checkpoint_list. The
+ * checkpoint of step `good` is always kept; UINT64_MAX: none. */
 TDM_API void tdm_checkpoint_choose(tdm_checkpoint_entry *entries, size_t count,
                                    const tdm_checkpoint_retention *rules, uint64_t good);
 
-/* Notes that down in the folder's index.json, for keep_best and for people; nothing when both are NaN. */
+/* Records the metrics of a step in the directory's index.json, for keep_best and for display; does nothing
+ * if both are NaN. */
 TDM_API tdm_status tdm_checkpoint_note(const char *dir, uint64_t step,
                                        const tdm_checkpoint_metrics *metrics, tdm_error *err);
-/* Removes what the rules do not keep, oldest first, and what interrupted writes left behind. That of step
- * `good` stays in any case. */
+/* Removes checkpoints that the rules do not keep, oldest first, and the leftovers of interrupted writes.
+ * The checkpoint of step `good` is always kept. */
 TDM_API tdm_status tdm_checkpoint_retain(const char *dir, const tdm_checkpoint_retention *rules,
                                          uint64_t good, tdm_error *err);
-/* What tdm_checkpoint_free_space has removed. */
+/* The checkpoints that tdm_checkpoint_free_space has removed. */
 typedef struct tdm_checkpoint_removed {
     int count;
     uint64_t bytes;
 } tdm_checkpoint_removed;
 /*
- * For a disk that is full: removes old checkpoints, the oldest first, until there is room for one of `bytes`.
- * Only those go that `rules->keep` alone keeps (0 keeps all); the newest that verifies stays, and whatever is
- * newer. Nothing is removed where all of them together would not make enough room. *out: what was removed,
- * also after an error. Reads the newest checkpoint, if there is anything to remove.
+ * For a full disk: removes old checkpoints, oldest first, until there is space for one of `bytes`. Only
+ * those are removed that `rules->keep` alone keeps (0 keeps all); the newest valid one and newer ones are
+ * kept. Nothing is removed if that would not free enough space. *out is set even after an error. Reads the
+ * newest checkpoint if there is anything to remove.
  */
 TDM_API tdm_status tdm_checkpoint_free_space(const char *dir, const tdm_checkpoint_retention *rules,
                                              uint64_t bytes, tdm_checkpoint_removed *out,
                                              tdm_error *err);
-/* Removes all but the `keep` newest (0: keeps all), and what interrupted writes left behind. */
+/* Removes all except the `keep` newest (0: keeps all), and the leftovers of interrupted writes. */
 TDM_API tdm_status tdm_checkpoint_prune(const char *dir, int64_t keep, tdm_error *err);
 
 #ifdef __cplusplus
