@@ -225,7 +225,7 @@ test_wrong_words() {
     assert_contains "$err" "conflict"
     assert_exit 2 tandem train job.yaml -n 3 --max 2
     assert_exit 2 tandem train job.yaml -n 2 --max 9
-    assert_contains "$err" "4 lanes"
+    assert_contains "$err" "lanes, but the job has 4"
     assert_exit 2 tandem train job.yaml -n 2 --min 0
     TANDEM_RUNTIME=$work assert_exit 1 tandem ps # others can look into it
     assert_contains "$err" "chmod 700"
