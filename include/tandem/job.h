@@ -167,7 +167,7 @@ typedef struct tdm_job_option_list { /* sorted by name */
 
 typedef struct tdm_job_early_stop {
     int metric; /* tdm_job_metric */
-    int64_t cancellation;
+    int64_t patience;
     double min_delta;
 } tdm_job_early_stop;
 
@@ -321,7 +321,7 @@ typedef struct tdm_job {
         double end_divisor;
         int anneal; /* tdm_job_anneal */
         int metric; /* tdm_job_metric */
-        int64_t cancellation;
+        int64_t patience;
         double threshold;
         int64_t cooldown;
     } schedule;

@@ -164,7 +164,7 @@ typedef struct tdm_schedule {
     double peak_at, start_divisor, end_divisor;
     bool linear_anneal;
     bool higher_is_better;
-    double cancellation, threshold, cooldown;
+    double patience, threshold, cooldown;
 } tdm_schedule;
 
 /* `step_count` is the total number of steps, for schedules that cover the whole run. */

@@ -67,7 +67,7 @@ const tdm_job_key tdm__early_stop_keys[TDM__EARLY_STOP_KEYS] = {
     {
         .path = "train.early_stop.patience",
         .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_early_stop, cancellation),
+        .offset = offsetof(tdm_job_early_stop, patience),
         .required = true,
         .min = 1,
         .max = TDM__MAX_JOB_INT,
@@ -399,7 +399,7 @@ const tdm_job_key tdm__optim_keys[] = {
     {
         .path = "schedule.patience",
         .type = TDM_JOB_KEY_INT,
-        .offset = FIELD(schedule.cancellation),
+        .offset = FIELD(schedule.patience),
         .fallback = "10",
         .decides_bits = true,
         .min = 0,

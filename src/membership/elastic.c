@@ -527,7 +527,7 @@ static outcome agree(run *r)
         return end(r, tdm_fail(r->err, view.verdict, "%s", view.verdict_text));
     case TDM__DECISION_DISMISSED: r->result.dismissed = true; return end(r, TDM_OK);
     case TDM__DECISION_GIVE_UP: return give_up(r, &plan);
-    case TDM__DEED_REFUSED:
+    case TDM__DECISION_REFUSED:
         return end(
             r, tdm_fail(r->err, TDM_ERR_PEER_REFUSED, "the run continues without this worker: %s",
                         *r->refusal ? r->refusal : tdm__view_find(&view, r->m->id)->left_why));

@@ -508,7 +508,7 @@ tdm__decision tdm__epoch_decide(tdm__view *view, const tdm__epoch_rules *rules,
         return is_broken ? TDM__DECISION_SKIP : TDM__DECISION_ENTER;
     if (!is_in && (memo->took_part || (me && me->is_left_out))) {
         bool was_asked = me && me->left_why && strcmp(me->left_why, tdm__asked_to_leave) == 0;
-        if (me && me->is_refused) return TDM__DEED_REFUSED;
+        if (me && me->is_refused) return TDM__DECISION_REFUSED;
         return was_asked ? TDM__DECISION_DISMISSED : TDM__DECISION_FENCED;
     }
     if (me && !is_in && me->should_leave && tdm__view_can_spare(view))

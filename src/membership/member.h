@@ -130,7 +130,7 @@ typedef enum tdm__decision {
     TDM__DECISION_END,       /* there is a verdict */
     TDM__DECISION_FENCED,    /* others go on without this member */
     TDM__DECISION_DISMISSED, /* as was asked for */
-    TDM__DEED_REFUSED,       /* others go on without this member, which does not fit them */
+    TDM__DECISION_REFUSED,   /* others go on without this member, which does not fit them */
     TDM__DECISION_GIVE_UP    /* too few for too long */
 } tdm__decision;
 

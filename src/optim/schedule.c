@@ -31,7 +31,7 @@ tdm_schedule tdm_schedule_of(const tdm_job *job, uint64_t step_count)
         .end_divisor = job->schedule.end_divisor,
         .linear_anneal = job->schedule.anneal == TDM_JOB_ANNEAL_LINEAR,
         .higher_is_better = job->schedule.metric == TDM_JOB_METRIC_TEST_ACCURACY,
-        .cancellation = (double)job->schedule.cancellation,
+        .patience = (double)job->schedule.patience,
         .threshold = job->schedule.threshold,
         .cooldown = (double)job->schedule.cooldown,
     };
@@ -122,7 +122,7 @@ bool tdm_schedule_observe(const tdm_schedule *schedule, double value, tdm_platea
         plateau->cooldown--;
         plateau->bad = 0;
     }
-    if (plateau->bad <= s->cancellation) return false;
+    if (plateau->bad <= s->patience) return false;
     plateau->bad = 0;
     plateau->cooldown = s->cooldown;
     double before = plateau->lr > 0 ? plateau->lr : s->lr;
@@ -134,7 +134,7 @@ bool tdm_schedule_observe(const tdm_schedule *schedule, double value, tdm_platea
 
 bool tdm_early_stop_is_due(const tdm_job_early_stop *rule, const tdm_plateau *state)
 {
-    return state->bad >= (double)rule->cancellation;
+    return state->bad >= (double)rule->patience;
 }
 
 bool tdm_early_stop_observe(const tdm_job_early_stop *rule, double value, tdm_plateau *state)

@@ -319,8 +319,7 @@ static void eval_apply(tdm__trainer *t)
                                &t->state.early_stop)) {
         t->ended_early = true;
         tdm__say(t, TDM_LOG_INFO, "step %llu: no progress in %lld evaluations, the run ends",
-                 (unsigned long long)t->position.step,
-                 (long long)job->train.early_stop->cancellation);
+                 (unsigned long long)t->position.step, (long long)job->train.early_stop->patience);
     }
 }
 

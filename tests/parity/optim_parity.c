@@ -164,7 +164,7 @@ static void print_schedule(const tdm_job *job, const char *kind)
            job->schedule.gamma, (long long)job->schedule.every_steps, job->schedule.peak_at,
            job->schedule.start_divisor, job->schedule.end_divisor,
            job->schedule.anneal == TDM_JOB_ANNEAL_LINEAR ? "linear" : "cos",
-           (long long)job->schedule.cancellation, job->schedule.threshold,
+           (long long)job->schedule.patience, job->schedule.threshold,
            (long long)job->schedule.cooldown);
     for (size_t i = 0; i < job->schedule.milestones.count; i++)
         printf("%s%lld", i > 0 ? "," : "", (long long)job->schedule.milestones.values[i]);
@@ -200,7 +200,7 @@ static void print_schedules(void)
             job.schedule.start_divisor = variant == 0 ? 25 : 10;
             job.schedule.end_divisor = variant == 0 ? 1e4 : 100;
             job.schedule.anneal = variant == 1 ? TDM_JOB_ANNEAL_LINEAR : TDM_JOB_ANNEAL_COSINE;
-            job.schedule.cancellation = variant == 0 ? 10 : 2;
+            job.schedule.patience = variant == 0 ? 10 : 2;
             job.schedule.threshold = 1e-4;
             job.schedule.cooldown = variant == 1 ? 3 : 0;
             print_schedule(&job, names[kind]);

@@ -380,9 +380,9 @@ static void a_member_that_does_not_fit_is_expelled(void)
     CHECK_TEXT(plan.next[1]->id, "b");
     propose(kv, &view, &plan);
     CHECK_INT(decide(kv, arena, "b", &snapshots[1], 0, &view, &plan), TDM__DECISION_ENTER);
-    CHECK_INT(decide(kv, arena, "c", &snapshots[2], 0, &view, &plan), TDM__DEED_REFUSED);
+    CHECK_INT(decide(kv, arena, "c", &snapshots[2], 0, &view, &plan), TDM__DECISION_REFUSED);
     CHECK_TEXT(tdm__view_find(&view, "c")->left_why, "its certificate");
-    CHECK_INT(decide(kv, arena, "d", &snapshots[3], 0, &view, &plan), TDM__DEED_REFUSED);
+    CHECK_INT(decide(kv, arena, "d", &snapshots[3], 0, &view, &plan), TDM__DECISION_REFUSED);
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
     remove_store();

@@ -23,7 +23,7 @@ static tdm_schedule plain_schedule(int kind)
                           .peak_at = 0.3,
                           .start_divisor = 25,
                           .end_divisor = 1e4,
-                          .cancellation = 2,
+                          .patience = 2,
                           .threshold = 1e-4};
 }
 
@@ -127,7 +127,7 @@ static void plateaus_of_what_should_rise(void)
 {
     tdm_schedule s = plain_schedule(TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU);
     s.higher_is_better = true;
-    s.cancellation = 0;
+    s.patience = 0;
     tdm_plateau p = {0};
     CHECK(!tdm_schedule_observe(&s, NAN, &p) || tdm_schedule_lr(&s, 0, &p) == 0.5);
     p = (tdm_plateau){0};
@@ -141,7 +141,7 @@ static void plateaus_of_what_should_rise(void)
 static void early_stopping_is_patient(void)
 {
     tdm_job_early_stop rule = {
-        .metric = TDM_JOB_METRIC_TEST_LOSS, .cancellation = 2, .min_delta = 0.125};
+        .metric = TDM_JOB_METRIC_TEST_LOSS, .patience = 2, .min_delta = 0.125};
     tdm_plateau p = {0};
     CHECK(!tdm_early_stop_is_due(&rule, &p));
     CHECK(!tdm_early_stop_observe(&rule, 1, &p));
@@ -150,11 +150,11 @@ static void early_stopping_is_patient(void)
     CHECK(!tdm_early_stop_observe(&rule, NAN, &p));
     CHECK(tdm_early_stop_observe(&rule, 0.7, &p));
     CHECK(tdm_early_stop_is_due(&rule, &p));
-    rule.cancellation = 3; /* more of it, and the run goes on */
+    rule.patience = 3; /* more of it, and the run goes on */
     CHECK(!tdm_early_stop_is_due(&rule, &p));
     CHECK(!tdm_early_stop_observe(&rule, 0.5, &p) && p.best == 0.5 && p.bad == 0);
     rule.metric = TDM_JOB_METRIC_TEST_ACCURACY;
-    rule.cancellation = 1;
+    rule.patience = 1;
     CHECK(!tdm_early_stop_observe(&rule, 0.75, &p));
     CHECK(tdm_early_stop_observe(&rule, 0.875, &p)); /* exactly min_delta is not more */
 }
