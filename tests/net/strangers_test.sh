@@ -389,7 +389,7 @@ case_certificates() {
     certified misnamed misnamed
     ends_saying misnamed 6 'certificate of another name \(/CN=misnamed\)'
     certified missing missing
-    ends_saying missing 1 "$work/missing.pem cannot be used: No such file or directory"
+    ends_saying missing 1 "cannot use the certificate $work/missing.pem: No such file or directory"
     # The same for ranks with fixed places: rank 0 goes on waiting for one that fits.
     variables one
     begin_world certificates TANDEM_SECRET=fixed "${files[@]}"
