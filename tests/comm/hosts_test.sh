@@ -17,6 +17,8 @@ for tool in ip ss tc unshare; do
     command -v "$tool" >/dev/null || skip "there is no $tool (tools/setup --test installs iproute2)"
 done
 id=tdm$$
+# shellcheck source=tests/net/namespaces.sh
+source "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/../net/namespaces.sh"
 work=$(mktemp -d)
 mkdir "$work/shm" "$work/tmp"
 export TMPDIR=$work/tmp
@@ -142,16 +144,13 @@ case_plain() {
     [ "$(cat "$work"/plain.? | grep -c -E 'joined shm\+(tcp|ucx|mpi) 3$')" = 6 ] ||
         { complain "plain: not six ranks on three hosts"; show plain; }
 }
-# link_local HOST: its link-local address, once no other host claims it.
-link_local() { ip -n "$id-$1" -6 -o addr show dev net scope link -tentative | awk '{ sub(/\/.*/, "", $4); print $4 }'; }
+has_link_local() { [ -n "$(link_local "$1")" ]; }
 # Link-local addresses, which are of use with the name of a device alone: all hosts call it `net`. Ranks meet at one,
 # and by a file where hosts have no others.
 case_scope() {
-    local left=300 host address meeting
-    until [ -n "$(link_local 1)" ] && [ -n "$(link_local 2)" ] && [ -n "$(link_local 3)" ]; do
-        left=$((left - 1))
-        [ $left -gt 0 ] || { echo "NOT TESTED: link-local addresses: the hosts have none"; return 0; }
-        sleep 0.1
+    local host address meeting
+    for host in 1 2 3; do
+        wait_until 30 has_link_local $host || { echo "NOT TESTED: link-local addresses: host $host has none"; return 0; }
     done
     address="[$(link_local 1)%net]"
     start scope 2 20

@@ -20,17 +20,9 @@ switch=$id-s
 work=$(mktemp -d)
 limit_s=${ELASTIC_LIMIT:-90} # for one training
 
-# pids HOST: all processes there.
-pids() { ip netns pids "$id-$1" 2>/dev/null || true; }
-# kill_host HOST: all of them, and waits until they are gone.
-kill_host() {
-    local pid left=100
-    while [ -n "$(pids "$1")" ] && [ $left -gt 0 ]; do
-        for pid in $(pids "$1"); do kill -9 "$pid" 2>/dev/null || true; done
-        left=$((left - 1))
-        sleep 0.02
-    done
-}
+here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
+# shellcheck source=tests/net/namespaces.sh
+source "$here/namespaces.sh"
 cleanup() {
     local host
     for host in 1 2 3; do kill_host "$host"; done
@@ -57,7 +49,6 @@ mend() {
     for host in 1 2 3; do ip -n "$id-$host" neigh flush dev net; done
 }
 
-here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 NET_HOSTS=$(for host in 1 2 3; do printf '10.78.0.%s=%s-%s ' $host "$id" $host; done)
 export NET_HOSTS TANDEM_SSH=$here/as-ssh TANDEM_RUNTIME=$work/runtime
 
@@ -184,23 +175,9 @@ ends_well() {
     [ "$epochs" -ge "$2" ] || { complain "$1: $epochs epochs after the first, not $2"; return 0; }
     echo "ok   $1: $epochs epochs after the first; $(head -n 1 "$work/ledger")"
 }
-# workers HOST: how many are there.
-workers() {
-    local pid count=0
-    for pid in $(pids "$1"); do
-        if { tr '\0' '\n' <"/proc/$pid/environ"; } 2>/dev/null | grep -q '^TANDEM_MEMBER='; then count=$((count + 1)); fi
-    done
-    echo $count
-}
+no_worker_on() { [ -z "$(worker_on "$1")" ]; }
 # empties HOST SECONDS: all workers there end by themselves.
-empties() {
-    local left=$(($2 * 10))
-    until [ "$(workers "$1")" = 0 ]; do
-        left=$((left - 1))
-        [ $left -gt 0 ] || return 1
-        sleep 0.1
-    done
-}
+empties() { wait_until "$2" no_worker_on "$1"; }
 
 # ---- cases ---------------------------------------------------------------------------------------------------
 
@@ -220,15 +197,12 @@ case_plain() {
     ends_well plain 0
     one_log plain
 }
-# link_local HOST: its link-local address, once no other host claims it.
-link_local() { ip -n "$id-$1" -6 -o addr show dev net scope link -tentative | awk '{ sub(/\/.*/, "", $4); print $4 }'; }
+has_link_local() { [ -n "$(link_local "$1")" ]; }
 # Workers reach each other at link-local addresses.
 case_scope() {
-    local left=300 host
-    until [ -n "$(link_local 1)" ] && [ -n "$(link_local 2)" ] && [ -n "$(link_local 3)" ]; do
-        left=$((left - 1))
-        [ $left -gt 0 ] || { echo "NOT TESTED: link-local addresses: the hosts have none"; return 0; }
-        sleep 0.1
+    local host
+    for host in 1 2 3; do
+        wait_until 30 has_link_local $host || { echo "NOT TESTED: link-local addresses: host $host has none"; return 0; }
     done
     export NET_ENVIRONMENT=$work/environment
     mkdir "$NET_ENVIRONMENT"
@@ -289,12 +263,6 @@ case_etcd() {
 
 # Hosts 1 and 2 with a worker each. When both are killed at about the same time, the one that comes back
 # first may have the older state: it waits for the other one, and no step is lost.
-worker_on() { # worker_on HOST: its process, or nothing
-    local pid
-    for pid in $(pids "$1"); do
-        if { tr '\0' '\n' <"/proc/$pid/environ"; } 2>/dev/null | grep -q '^TANDEM_MEMBER='; then echo "$pid"; fi
-    done | head -n 1
-}
 other_worker() { # other_worker HOST PID: waits for another one there
     local left=600 pid
     while [ $left -gt 0 ]; do

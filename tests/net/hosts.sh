@@ -7,9 +7,11 @@
 # of the test, $work/home-NAME: so daemons and clients run as packaged, with their usual paths, and leave the
 # machine's own files alone. All else, $work included, is shared, as by a network file system.
 
-hosts_id=tdmh$$
+id=tdmh$$
 hosts_names=()
-declare -A host_init host_address
+declare -A host_address
+# shellcheck source=tests/net/namespaces.sh
+source "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/namespaces.sh"
 
 skip() {
     echo "SKIPPED: $*; real launchers were not tested"
@@ -27,8 +29,6 @@ on() {
     shift
     nsenter --target "${host_init[$name]}" --root --wd --net --mount --uts --pid -- "$@"
 }
-# pids NAME: all processes there, by this machine's numbers, without the host's first one.
-pids() { ip netns pids "$hosts_id-$1" 2>/dev/null | grep -vx -- "${host_init[$1]:-none}" || true; }
 
 # The first process of a host: it takes in orphans, and all others of the host end with it.
 # shellcheck disable=SC2016 # the inner shell expands them
@@ -59,7 +59,7 @@ hosts_init='
 host_start() {
     local name=$1 unshare left=500
     rm -f "$work/up-$name"
-    ip netns exec "$hosts_id-$name" unshare --mount --uts --pid --fork --kill-child --mount-proc \
+    ip netns exec "$id-$name" unshare --mount --uts --pid --fork --kill-child --mount-proc \
         bash -c "$hosts_init" "host-$name" "$work" "$name" "$(dirname "$tandem")" >"$work/init-$name.log" 2>&1 </dev/null &
     unshare=$!
     until [ -e "$work/up-$name" ]; do
@@ -75,12 +75,12 @@ host_start() {
 # host_kill NAME: all its processes at once, as when it loses its power; waits until they are gone.
 host_kill() {
     kill -9 "${host_init[$1]}" 2>/dev/null || true
-    while [ -n "$(ip netns pids "$hosts_id-$1" 2>/dev/null)" ]; do sleep 0.02; done
+    while [ -n "$(ip netns pids "$id-$1" 2>/dev/null)" ]; do sleep 0.02; done
 }
 
 # hosts_make NAMES...: links and hosts.
 hosts_make() {
-    local name number=0 switch=$hosts_id-s
+    local name number=0 switch=$id-s
     for name in ip unshare nsenter; do
         command -v "$name" >/dev/null || skip "there is no $name (make setup-launchers installs it)"
     done
@@ -98,10 +98,10 @@ hosts_make() {
         mkdir -p "$work/home-$name"
         awk -F : -v OFS=: -v home="$work/home-$name" '$1 == "root" { $6 = home; $7 = "/bin/bash" } { print }' \
             /etc/passwd >"$work/passwd-$name"
-        ip netns add "$hosts_id-$name"
-        ip -n "$switch" link add "port$number" type veth peer name net netns "$hosts_id-$name"
-        ip -n "$hosts_id-$name" addr add "10.79.0.$number/24" dev net
-        ip -n "$hosts_id-$name" link set net up
+        ip netns add "$id-$name"
+        ip -n "$switch" link add "port$number" type veth peer name net netns "$id-$name"
+        ip -n "$id-$name" addr add "10.79.0.$number/24" dev net
+        ip -n "$id-$name" link set net up
         ip -n "$switch" link set "port$number" master bridge up
     done
     for name in "$@"; do host_start "$name"; done
@@ -110,19 +110,9 @@ hosts_remove() {
     local name
     for name in "${hosts_names[@]}"; do
         [ -z "${host_init[$name]:-}" ] || host_kill "$name"
-        ip netns del "$hosts_id-$name" 2>/dev/null || true
+        ip netns del "$id-$name" 2>/dev/null || true
     done
-    ip netns del "$hosts_id-s" 2>/dev/null || true
-}
-
-# wait_until SECONDS COMMAND...: until it succeeds; fails when the time is over.
-wait_until() {
-    local end=$((SECONDS + $1))
-    shift
-    until "$@"; do
-        [ "$SECONDS" -lt "$end" ] || return 1
-        sleep 0.05
-    done
+    ip netns del "$id-s" 2>/dev/null || true
 }
 
 # ---- etcd ----------------------------------------------------------------------------------------------------
@@ -160,29 +150,6 @@ run: {log_every_steps: 1}
 YAML
 }
 hash_in() { sed -n 's/.*"hash":"\([0-9a-f]\{64\}\)".*/\1/p' "$1"; }
-
-# tandem_pids NAME: of the program under test.
-tandem_pids() {
-    local pid
-    for pid in $(pids "$1"); do
-        if [ "/proc/$pid/exe" -ef "$tandem" ]; then echo "$pid"; fi
-    done
-}
-# worker_pids NAME: those that an agent has started.
-worker_pids() {
-    local pid
-    for pid in $(tandem_pids "$1"); do
-        if { tr '\0' '\n' <"/proc/$pid/environ"; } 2>/dev/null | grep -q '^TANDEM_MEMBER='; then echo "$pid"; fi
-    done
-}
-# agent_pids NAME: those that have no such mark, but "agent" as their first word.
-agent_pids() {
-    local pid
-    for pid in $(tandem_pids "$1"); do
-        if [ "$({ tr '\0' '\n' <"/proc/$pid/cmdline"; } 2>/dev/null | sed -n 2p)" = agent ]; then echo "$pid"; fi
-    done
-}
-no_tandem_on() { [ -z "$(tandem_pids "$1")" ]; }
 
 # shown_in SECRET NAMES...: processes of these hosts that have the text among their words.
 shown_in() {

@@ -24,15 +24,8 @@ work=$(mktemp -d /var/tmp/tandem-strangers.XXXXXX)
 limit_s=120 # for one training
 flood_wanted=${STRANGERS_FLOOD:-10000}
 
-pids() { ip netns pids "$id-$1" 2>/dev/null || true; }
-kill_host() {
-    local pid left=500
-    while [ -n "$(pids "$1")" ] && [ $left -gt 0 ]; do
-        for pid in $(pids "$1"); do kill -9 "$pid" 2>/dev/null || true; done
-        left=$((left - 1))
-        sleep 0.02
-    done
-}
+# shellcheck source=tests/net/namespaces.sh
+source "$here/namespaces.sh"
 cleanup() {
     local host
     for host in 1 2 3; do
@@ -71,15 +64,6 @@ failures=0
 complain() {
     printf 'not right: %s\n' "$*"
     failures=$((failures + 1))
-}
-# wait_until SECONDS COMMAND...: until it succeeds; fails when the time is over.
-wait_until() {
-    local end=$((SECONDS + $1))
-    shift
-    until "$@"; do
-        [ "$SECONDS" -lt "$end" ] || return 1
-        sleep 0.05
-    done
 }
 
 # ---- etcd ------------------------------------------------------------------------------------------------------
@@ -147,21 +131,8 @@ is_right() {
     [ "$starts" = "$4" ] || { complain "$case: $starts starts of $4 workers"; show "$case"; }
     if grep -i 'assert\|sanitizer\|runtime error' "$log" "$work/$case.err"; then complain "$case: see above"; fi
 }
-tandem_pids() {
-    local pid
-    for pid in $(pids "$1"); do
-        if [ "/proc/$pid/exe" -ef "$tandem" ]; then echo "$pid"; fi
-    done
-}
-# worker_on HOST: its process, or nothing.
-worker_on() {
-    local pid
-    for pid in $(tandem_pids "$1"); do
-        if { tr '\0' '\n' <"/proc/$pid/environ"; } 2>/dev/null | grep -q '^TANDEM_MEMBER='; then echo "$pid"; fi
-    done | head -n 1
-}
 has_worker() { [ -n "$(worker_on "$1")" ]; }
-no_tandem() { [ -z "$(tandem_pids 1)$(tandem_pids 2)" ]; }
+no_tandem() { no_tandem_on 1 && no_tandem_on 2 && no_tandem_on 3; }
 
 # ---- flood -----------------------------------------------------------------------------------------------------
 
