@@ -367,7 +367,7 @@ test_store_without_a_server() {
         if "$TANDEM" $command --store etcd:http://127.0.0.1:1 >"$work/.out" 2>"$work/.err"; then
             fail "'$command' found a store where there is none"
         fi
-        assert_contains "$(cat "$work/.err")" 'no member of etcd has answered within 2 s'
+        assert_contains "$(cat "$work/.err")" 'no etcd server answered within 2 s'
     done
 }
 
