@@ -401,7 +401,7 @@ is_expelled() {
     [ $((after - before)) -le 4 ] || complain "newcomer: $what: $((after - before)) epochs instead of 2"
     [ $failures = 0 ]
 }
-has_three() { grep '"message":"epoch [0-9]*: training goes on' "$work/newcomer/$name-1/log.jsonl" | tail -n 1 | grep -q 'with 3 ranks'; }
+has_three() { grep '"message":"epoch [0-9]*: training continues' "$work/newcomer/$name-1/log.jsonl" | tail -n 1 | grep -q 'with 3 ranks'; }
 # expel_all: hosts with a certificate of another authority or of another name, without a file, with another
 # comm.security, and with a certificate that one host accepts, where rank 0 may be, and the other one does not.
 expel_all() {
@@ -411,7 +411,7 @@ expel_all() {
     variables misnamed
     is_expelled misnamed 'certificate of another name \(/CN=misnamed\)' "${files[@]}" || return
     variables missing
-    is_expelled missing "$work/missing.pem cannot be used: No such file or directory" "${files[@]}" || return
+    is_expelled missing "cannot use the certificate $work/missing.pem: No such file or directory" "${files[@]}" || return
     is_expelled psk 'set comm.security' TANDEM_SECURITY=psk || return
     for host in 1 2; do
         variables only-$host
