@@ -105,8 +105,8 @@ static tdm_status common_create_in_shm(tdm_team *team, tdm_error *err)
     return TDM_OK;
 }
 
-tdm_status tdm__common_snapshot_load(const tdm__undo_log *j, const tdm__tree *tree,
-                                     const tdm__begun *begun, tdm_error *err)
+tdm_status tdm__common_parts_load(const tdm__undo_log *j, const tdm__tree *tree,
+                                  const tdm__begun *begun, tdm_error *err)
 {
     void *memory;
     TDM_TRY(tdm_shm_region_take(j->shm, "cards", BOARDS_BYTES, NULL, &memory, err));

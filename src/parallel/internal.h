@@ -205,8 +205,8 @@ tdm_status tdm__common_create(tdm_team *team, tdm_error *err);
 void tdm__common_destroy(tdm_team *team);
 /* Fills the tree with the buffers that hold the parts of a step whose update ranks of this node have
  * begun. */
-tdm_status tdm__common_snapshot_load(const tdm__undo_log *undo_log, const tdm__tree *tree,
-                                     const tdm__begun *begun, tdm_error *err);
+tdm_status tdm__common_parts_load(const tdm__undo_log *undo_log, const tdm__tree *tree,
+                                  const tdm__begun *begun, tdm_error *err);
 /* Publishes this rank's parts and report, waits for those of the others, and fills the team's tree, losses
  * and reports. */
 tdm_status tdm__common_meet(tdm_team *team, const tdm__step_report *mine, tdm_error *err);

@@ -205,7 +205,7 @@ static tdm_status finisher_find_sums(finisher *f, int64_t lane_count, tdm_error 
     if (!f->tree.held || !f->scratch)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
     if (f->begun->kind == TDM__SUMS_PLACED) return finisher_map_placed(f, err);
-    TDM_TRY(tdm__common_snapshot_load(f->undo_log, &f->tree, f->begun, err));
+    TDM_TRY(tdm__common_parts_load(f->undo_log, &f->tree, f->begun, err));
     for (int64_t n = 1; n < 2 * lane_count && !f->home; n++) f->home = f->tree.held[n];
     return TDM_OK;
 }

@@ -266,7 +266,7 @@ tdm_status tdm__one_step(tdm__trainer *t, unsigned request, unsigned *requests, 
     t->step_seconds += tdm_clock_s() - begin;
     if (!result.finite) TDM_TRY(on_nonfinite_step(t, &result, err));
     tdm__count_step(t, &result, lr);
-    tdm__watch_handle_failure(&t->watch, &result, t->position.step, t->leads);
+    tdm__watch_record_step(&t->watch, &result, t->position.step, t->leads);
     speed_update(t);
     *requests = result.requests;
     return TDM_OK;
@@ -349,7 +349,7 @@ tdm_status tdm__after_step(tdm__trainer *t, unsigned requests, tdm_error *err)
 {
     bool last = t->position.step == t->schedule.step_count;
     if (t->leads) tdm__ledger_put(&t->ledger, &t->ledger_line);
-    TDM_TRY(tdm__save_handle_requests(t, err));
+    TDM_TRY(tdm__save_handle_finished(t, err));
     if (is_line_due(t)) put_step_metrics(t);
     tdm__tell(t, TDM_TRAIN_EVENT_STEP);
     bool eval_due = tdm__train_schedule_eval_due(&t->schedule, &t->position);

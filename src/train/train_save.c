@@ -167,7 +167,7 @@ static tdm_status fail_diverged(const tdm__trainer *t, uint64_t step, const char
                     (unsigned long long)step, what, tdm__last_good(t));
 }
 
-tdm_status tdm__save_handle_requests(tdm__trainer *t, tdm_error *err)
+tdm_status tdm__save_handle_finished(tdm__trainer *t, tdm_error *err)
 {
     tdm__saved saved;
     while (t->saver && tdm__saver_poll(t->saver, &saved)) {
@@ -231,7 +231,7 @@ tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err)
     tdm_os_test_point(&(tdm_test_point){"checkpoint", t->position.step, tdm__rank_of(t->comm), 1});
     t->is_saving = true;
     t->saving_step = t->position.step;
-    return tdm__save_handle_requests(t, err);
+    return tdm__save_handle_finished(t, err);
 }
 
 tdm_status tdm__save_finish(tdm__trainer *t, tdm_error *err)

@@ -128,7 +128,7 @@ tdm_status tdm__make_saver(tdm__trainer *t, tdm_error *err);
 /* Begins to save the current state. */
 tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err);
 /* Handles the results of finished saves. Local; fails if one found non-finite values. */
-tdm_status tdm__save_handle_requests(tdm__trainer *t, tdm_error *err);
+tdm_status tdm__save_handle_finished(tdm__trainer *t, tdm_error *err);
 void tdm__before_update(void *trainer); /* callback of every step */
 /* Waits for the save in progress. */
 tdm_status tdm__save_finish(tdm__trainer *t, tdm_error *err);

@@ -133,8 +133,7 @@ static void watch_log_lanes(tdm__watch *w, uint64_t step)
             (unsigned long long)step, text, length + 24 < sizeof(text) ? "" : ", ...");
 }
 
-void tdm__watch_handle_failure(tdm__watch *w, const tdm_step_result *result, uint64_t step,
-                               bool logs)
+void tdm__watch_record_step(tdm__watch *w, const tdm_step_result *result, uint64_t step, bool logs)
 {
     w->slow_factor = result->slow_factor;
     if (result->moved && logs) watch_log_lanes(w, step);

@@ -33,7 +33,6 @@ void tdm__watch_total(tdm__watch *w, double seconds);
 /* Writes "ranks":[...] to a line of metrics; nothing for a single process. */
 void tdm__watch_put(const tdm__watch *w, tdm_json_writer *out);
 /* Records moved lanes and stragglers; with `logs`, logs them. */
-void tdm__watch_handle_failure(tdm__watch *w, const tdm_step_result *result, uint64_t step,
-                               bool logs);
+void tdm__watch_record_step(tdm__watch *w, const tdm_step_result *result, uint64_t step, bool logs);
 
 #endif
