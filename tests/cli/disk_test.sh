@@ -126,6 +126,7 @@ test_a_death_on_a_full_disk() {
         --set checkpoint.every_epochs=never --set checkpoint.ledger=true >death.out 2>death.err &
     local pid=$!
     wait_for 60 test -s fill
+    wait_for 60 is_stopped_or_gone "$(cat fill)"
     head -c $((everything_kb * 4096)) /dev/zero >disk/filler 2>/dev/null || true
     kill -CONT "$(cat fill)" 2>/dev/null || true # a busy host may have replaced it meanwhile
     wait_for 60 test -s died

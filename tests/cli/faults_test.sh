@@ -70,7 +70,6 @@ await() {
         sleep 0.02
     done
 }
-is_stopped() { [[ $(cat "/proc/$1/stat" 2>/dev/null) == *") T "* ]]; }
 # held STEP: waits until rank 1 stands there.
 held() {
     await test -s "held-$1"

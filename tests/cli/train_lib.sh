@@ -68,6 +68,12 @@ wait_for() {
     done
 }
 
+# is_stopped PID: whether the process is stopped by a signal. TANDEM_TEST_KILL=...:signal=STOP:file=F writes F just
+# before the process stops itself: a test that continues the process waits for this first, or its SIGCONT is lost.
+is_stopped() { [[ $(cat "/proc/$1/stat" 2>/dev/null) == *") T "* ]]; }
+
+is_stopped_or_gone() { is_stopped "$1" || ! kill -0 "$1" 2>/dev/null; }
+
 # make_images FILE: 8 x 8 images with a bright row, whose number is the class.
 make_images() {
     awk 'BEGIN { srand(3); for (n = 0; n < 96; n++) { c = n % 4; line = "";

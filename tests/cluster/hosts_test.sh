@@ -192,6 +192,7 @@ test_a_silent_store_at_the_end() {
     launcher=$!
     wait_for "$deadline" test -s at-end
     worker=$(cat at-end)
+    wait_for "$deadline" is_stopped "$worker"
     kill -STOP "$etcd"
     kill -CONT "$worker"
     wait_for "$deadline" grep -qs 'leaves epoch .* no etcd server' quiet/tiny-1/log.jsonl

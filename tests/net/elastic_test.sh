@@ -150,6 +150,12 @@ reach() {
         if [ $left -le 0 ] || ! kill -0 "$launcher" 2>/dev/null; then return 1; fi
         sleep 0.05
     done
+    # It writes the file just before it stops; a SIGCONT before that would be lost.
+    until grep -qs ') T ' "/proc/$(cat "$work/$1.there")/stat"; do
+        left=$((left - 1))
+        if [ $left -le 0 ] || ! kill -0 "$(cat "$work/$1.there")" 2>/dev/null; then return 0; fi
+        sleep 0.05
+    done
 }
 go_on() {
     local pid
