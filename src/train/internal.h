@@ -155,6 +155,7 @@ typedef struct tdm__train_schedule {
     const tdm_job *job; /* borrowed */
     char job_hash[TDM_SHA256_HEX];
     char data_hash[TDM_SHA256_HEX];
+    char test_hash[TDM_SHA256_HEX]; /* of the test set; empty until ranks compare it */
     tdm_job_data data;
     tdm_model_options model; /* of the job, for this data */
     tdm_sampler sampler;
@@ -167,15 +168,11 @@ typedef struct tdm__train_schedule {
 
 /* Loads the data. */
 tdm_status tdm__train_schedule_init(const tdm_job *job, tdm__train_schedule *out, tdm_error *err);
-/* tdm__train_schedule_init on every rank: the ranks compare the data they read, and those of a node keep one
- * copy. Collective. */
-tdm_status tdm__train_schedule_init_together(const tdm_job *job, tdm_comm *comm,
-                                             tdm__train_schedule *out, tdm_error *err);
 void tdm__train_schedule_release(tdm__train_schedule *schedule);
-/* Compares the hashes of the data that the ranks read; `hash` becomes rank 0's. Ranks with an empty hash are
- * ignored. All ranks fail if one differs. Collective. */
-tdm_status tdm__data_compare(const tdm_dataset *set, char hash[TDM_SHA256_HEX], tdm_comm *comm,
-                             tdm_error *err);
+/* Compares the data that the ranks read: all ranks fail if one has other data than rank 0. The test set rarely
+ * affects the result, but all ranks evaluate with it. Collective. */
+tdm_status tdm__train_schedule_compare(tdm__train_schedule *schedule, tdm_comm *comm,
+                                       tdm_error *err);
 /* The number of rows of the step at this position; the index in the training set of one of its rows; the next
  * position. No allocation. */
 int64_t tdm__train_schedule_batch(const tdm__train_schedule *schedule, const tdm_position *at);

@@ -1,5 +1,5 @@
 /*
- * train.c: the training loop. It connects data, model, team, evaluation, checkpoints and the handling of
+ * train.c: the steps of training. It connects data, model, team, evaluation, checkpoints and the handling of
  * failures.
  *
  * Invariants: the position (step, data epoch, index in the epoch) changes only together with the state,
@@ -374,25 +374,6 @@ void tdm__start_clock(tdm__trainer *t)
     tdm__watch_start(&t->watch);
 }
 
-static tdm_status train_loop(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
-{
-    tdm__start_clock(t);
-    unsigned request = tdm__requests_of(t), requests = request;
-    TDM_TRY(tdm__agree(t->comm, TDM_OK, &requests, err));
-    while (t->position.step < t->schedule.step_count && !t->ended_early) {
-        if (!t->comm)
-            requests |= request; /* with several ranks, each step agrees on the requests */
-        if (requests & TDM_REQUEST_STOP) {
-            out->interrupted = true;
-            break;
-        }
-        TDM_TRY(tdm__one_step(t, request, &requests, err));
-        TDM_TRY(tdm__after_step(t, requests, err));
-        request = tdm__requests_of(t);
-    }
-    return tdm__save_end(t, err);
-}
-
 /* If nothing was trained, the state is the checkpoint's: this job may have tensors that the file lacks, or lack
  * some that it has (those of train.early_stop and train.bad_numbers). */
 static tdm_status checkpoint_hash(const char *path, char out[TDM_SHA256_HEX], tdm_error *err)
@@ -479,19 +460,6 @@ void tdm__say_end(tdm__trainer *t, const tdm_train_result *result)
     tdm__tell(t, TDM_TRAIN_EVENT_END);
 }
 
-static tdm_status train_fixed_world(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
-{
-    TDM_TRY(tdm__begin(t, err));
-    tdm__say_start(t);
-    out->nothing_to_do = t->position.step >= t->schedule.step_count || t->ended_early;
-    tdm__tell(t, TDM_TRAIN_EVENT_START);
-    if (!out->nothing_to_do) TDM_TRY(train_loop(t, out, err));
-    if (out->nothing_to_do && t->predictor) TDM_TRY(tdm__measure_test(t, err));
-    TDM_TRY(tdm__sum_up(t, out, err));
-    tdm__say_end(t, out);
-    return TDM_OK;
-}
-
 /* Logs the error once: on rank 0, or, if rank 0 is lost, on the ranks that noticed it. */
 void tdm__note_failure(const tdm__trainer *t, const tdm_error *err)
 {
@@ -517,8 +485,7 @@ tdm_status tdm_train(const tdm_job *job, const tdm_train_options *options, tdm_t
                       .run = {.lock_fd = -1, .log_fd = -1, .metrics_fd = -1}};
 
     tdm_train_result result = {.steps = 0};
-    tdm_status status = options->member ? tdm__train_elastic(&t, &result, err)
-                                        : train_fixed_world(&t, &result, err);
+    tdm_status status = tdm__train_epochs(&t, &result, err);
 
     if (status != TDM_OK) {
         tdm__call_off(t.comm, err);

@@ -4,7 +4,8 @@
  *
  * Each phase that can fail on one rank alone ends with tdm__agree, so that all ranks fail together, with
  * the message of the lowest rank that failed. Some of this is done once per process. Everything that belongs to a
- * world (parameter store, team, prefetch) is created again for each membership epoch (train_elastic.c).
+ * world (parameter store, team, prefetch) is created again for each membership epoch; train_epoch.c calls these
+ * functions in order.
  */
 #include "train/trainer.h"
 
@@ -25,14 +26,6 @@ void tdm__note_data(tdm__trainer *t)
     t->status.class_count = info->class_count;
     t->status.data_path = info->path;
     t->status.test_count = c->data.test ? tdm_dataset_info_of(c->data.test)->sample_count : 0;
-}
-
-static tdm_status data_load(tdm__trainer *t, tdm_error *err)
-{
-    TDM_TRY(tdm__same_settings(t->comm, t->job, t->options->resume != NULL, err));
-    TDM_TRY(tdm__train_schedule_init_together(t->job, t->comm, &t->schedule, err));
-    tdm__note_data(t);
-    return TDM_OK;
 }
 
 /* ---- model, team and evaluation --------------------------------------------------------------- */
@@ -201,7 +194,7 @@ tdm_status tdm__open_ledger(tdm__trainer *t, uint64_t step, tdm_error *err)
     return tdm__ledger_open(t->run.path, step, &t->ledger, err);
 }
 
-/* ---- a fixed world ----------------------------------------------------------------------------- */
+/* ---- the process ------------------------------------------------------------------------------- */
 
 /* The job as stored in checkpoints: without the keys that set who trains, how, and where output is written. So
  * the same state has the same file, however it was computed. */
@@ -237,41 +230,6 @@ tdm_status tdm__begin_alone(tdm__trainer *t, tdm_error *err)
     if (!t->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     job_show_canonical(t->job, &t->job_yaml);
     if (!tdm_str_ok(&t->job_yaml)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    return TDM_OK;
-}
-
-tdm_status tdm__begin(tdm__trainer *t, tdm_error *err)
-{
-    bool resumes = t->options->resume != NULL;
-    t->status.rank = tdm__rank_of(t->comm);
-    t->status.rank_count = tdm__size_of(t->comm);
-    t->watch.straggler = -1;
-    TDM_TRY(tdm__agree(t->comm, tdm__begin_alone(t, err), NULL, err));
-    TDM_TRY(data_load(t, err));
-    TDM_TRY(tdm__same_numerics(t->comm, t->job, err));
-    TDM_TRY(tdm__share_cpus(t->comm, t->job, true, &t->schedule.model.threads, err));
-
-    tdm_status fits = tdm__memory_check(t->job, &t->schedule.data, t->comm,
-                                        tdm_model_threads(&t->schedule.model), resumes, err);
-    TDM_TRY(tdm__agree(t->comm, fits, NULL, err));
-
-    TDM_TRY(tdm__state_init(&t->schedule.model, TDM__STATE_FOR_TRAINING, t->comm, &t->state, err));
-    TDM_TRY(tdm__make_team(t, err));
-    TDM_TRY(tdm__make_predictor(t, err));
-    TDM_TRY(tdm__make_saver(t, err));
-    if (!resumes) TDM_TRY(tdm__state_begin(&t->state, t->job, t->schedule.data.train, err));
-
-    /* The run directory comes last, so that a job that cannot start creates none. */
-    TDM_TRY(tdm__open_run(t, t->options->resume, false, err));
-    if (resumes) TDM_TRY(tdm__restore(t, t->options->resume, err));
-    TDM_TRY(tdm__agree(t->comm, tdm__open_ledger(t, t->position.step, err), NULL, err));
-
-    t->ended_early = t->job->train.early_stop &&
-                     tdm_early_stop_is_due(t->job->train.early_stop, &t->state.early_stop);
-    t->status.loss = t->status.smooth_loss = (double)NAN;
-    t->status.skipped = tdm__skipped_of(t);
-    t->first_sample = t->position.samples;
-    t->first_step = t->position.step;
     return TDM_OK;
 }
 

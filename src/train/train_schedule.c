@@ -62,8 +62,9 @@ static tdm_status schedule_load(tdm__train_schedule *c, tdm_error *err)
     return TDM_OK;
 }
 
-tdm_status tdm__data_compare(const tdm_dataset *set, char hash[TDM_SHA256_HEX], tdm_comm *comm,
-                             tdm_error *err)
+/* Compares the hashes of the data that the ranks read. */
+static tdm_status data_compare(const tdm_dataset *set, char hash[TDM_SHA256_HEX], tdm_comm *comm,
+                               tdm_error *err)
 {
     int differs;
     TDM_TRY(tdm__same_text(comm, hash, TDM_SHA256_HEX, &differs, err));
@@ -74,35 +75,26 @@ tdm_status tdm__data_compare(const tdm_dataset *set, char hash[TDM_SHA256_HEX], 
     return tdm__agree(comm, TDM_ERR_JOB_MISMATCH, NULL, err);
 }
 
-/* The ranks of a node read the same file, so one of them hashes it. The test set rarely affects the
- * result, but all ranks evaluate with it. */
-static tdm_status schedule_load_together(tdm__train_schedule *c, tdm_comm *comm, tdm_error *err)
+tdm_status tdm__train_schedule_compare(tdm__train_schedule *schedule, tdm_comm *comm,
+                                       tdm_error *err)
 {
-    char test_hash[TDM_SHA256_HEX] = "";
-    tdm_status status = schedule_load(c, err);
-    bool looks = status == TDM_OK && tdm__leads_node(comm);
-    if (looks) status = schedule_hash_data(c, err);
-    if (status == TDM_OK && looks && c->data.test && tdm__size_of(comm) > 1 &&
-        tdm_dataset_hash(c->data.test, test_hash) != TDM_OK)
+    const tdm_dataset *test = schedule->data.test;
+    if (tdm__size_of(comm) == 1) return TDM_OK;
+    tdm_status status = TDM_OK;
+    if (test && !schedule->test_hash[0] && tdm_dataset_hash(test, schedule->test_hash) != TDM_OK)
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory to hash the data");
     TDM_TRY(tdm__agree(comm, status, NULL, err));
-    TDM_TRY(tdm__data_compare(c->data.train, c->data_hash, comm, err));
-    if (c->data.test) TDM_TRY(tdm__data_compare(c->data.test, test_hash, comm, err));
-    return tdm__data_share(&c->data, comm, err);
-}
-
-tdm_status tdm__train_schedule_init_together(const tdm_job *job, tdm_comm *comm,
-                                             tdm__train_schedule *out, tdm_error *err)
-{
-    *out = (tdm__train_schedule){.job = job};
-    tdm_status status = schedule_load_together(out, comm, err);
-    if (status != TDM_OK) tdm__train_schedule_release(out);
-    return status;
+    TDM_TRY(data_compare(schedule->data.train, schedule->data_hash, comm, err));
+    return test ? data_compare(test, schedule->test_hash, comm, err) : TDM_OK;
 }
 
 tdm_status tdm__train_schedule_init(const tdm_job *job, tdm__train_schedule *out, tdm_error *err)
 {
-    return tdm__train_schedule_init_together(job, NULL, out, err);
+    *out = (tdm__train_schedule){.job = job};
+    tdm_status status = schedule_load(out, err);
+    if (status == TDM_OK) status = schedule_hash_data(out, err);
+    if (status != TDM_OK) tdm__train_schedule_release(out);
+    return status;
 }
 
 void tdm__train_schedule_release(tdm__train_schedule *schedule)

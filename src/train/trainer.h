@@ -1,8 +1,8 @@
 /*
  * trainer.h: shared by the files of the training loop.
  *
- * train.c: steps and the work due after them, and training in a fixed world. train_begin.c: preparation in a
- * world. train_save.c: checkpoints. train_elastic.c: sessions with changing members.
+ * train_epoch.c: the loop over membership epochs, from start to end. train.c: steps and the work due after them.
+ * train_begin.c: preparation in a world. train_save.c: checkpoints.
  */
 #ifndef TANDEM_TRAIN_TRAINER_H
 #define TANDEM_TRAIN_TRAINER_H
@@ -83,7 +83,7 @@ typedef struct tdm__trainer {
     uint64_t tally; /* digest of the samples this rank read in the current step */
     tdm__ledger_line ledger_line;
     tdm__ledger_recent *ledger_recent; /* in sessions; else NULL */
-    /* Membership epochs (train_elastic.c). */
+    /* Membership epochs (train_epoch.c). */
     bool after_done;  /* the work due after the last step is done */
     bool is_restored; /* the state came from a checkpoint, and nothing was trained since */
     tdm_kv *kv;
@@ -157,13 +157,12 @@ tdm_status tdm__lead_run(tdm__trainer *t, const char *path, bool joins, tdm_erro
 tdm_status tdm__open_run(tdm__trainer *t, const char *path, bool joins, tdm_error *err);
 /* Opens the ledger at the step that the run continues from. Rank 0. */
 tdm_status tdm__open_ledger(tdm__trainer *t, uint64_t step, tdm_error *err);
-/* Complete preparation for a fixed world. */
-tdm_status tdm__begin(tdm__trainer *t, tdm_error *err);
 void tdm__end(tdm__trainer *t);
 void tdm__note_failure(const tdm__trainer *t, const tdm_error *err);
 
-/* ---- membership epochs (train_elastic.c) --------------------------------------------------------- */
+/* ---- membership epochs (train_epoch.c) --------------------------------------------------------- */
 
-tdm_status tdm__train_elastic(tdm__trainer *t, tdm_train_result *out, tdm_error *err);
+/* Trains to the end: as a member of a session, or in a world whose ranks do not change. */
+tdm_status tdm__train_epochs(tdm__trainer *t, tdm_train_result *out, tdm_error *err);
 
 #endif

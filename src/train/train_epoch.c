@@ -1,7 +1,13 @@
 /*
- * train_elastic.c: training in a session whose members change.
+ * train_epoch.c: the training loop, over membership epochs.
  *
- * A worker takes part in a sequence of membership epochs (elastic.h). In each epoch it opens the epoch's world,
+ * A worker takes part in a sequence of membership epochs (elastic.h). In a session, members come and go, and the
+ * membership module decides when an epoch begins and ends. A single process, and ranks whose launcher cannot
+ * replace them (mpirun with the transport mpi, `tandem run`, a program that passes its own comm), have one epoch:
+ * the same code with a comm that is already open, without shared memory that outlives the processes, and with
+ * the loss of a rank as an error.
+ *
+ * In each epoch of a session a worker opens the epoch's world,
  * attaches a parameter store to the shared memory of its host, and finds the state together with the other ranks:
  * in memory, where an interrupted update is completed first (tdm_params_recover); else in the newest
  * checkpoint of the run; else nowhere, and training starts from the initial values. Then it trains step by step,
@@ -231,7 +237,7 @@ static void member_report(const tdm__trainer *t, const char *phase)
                            .samples_per_s = moves ? t->status.samples_per_s : 0,
                            .run_path = t->run_path,
                            .phase = phase};
-    tdm_member_tell(t->options->member, &s);
+    if (t->options->member) tdm_member_tell(t->options->member, &s);
 }
 
 /* Reports "recovering": no rank trains until the next epoch. */
@@ -523,6 +529,17 @@ static void say_recovery(const tdm__trainer *t, const tdm_recovery *r, bool from
 
 /* ---- entering an epoch ----------------------------------------------------------------------- */
 
+/* What one epoch leaves for the next. */
+static tdm_status trainer_prepare_for_epochs(tdm__trainer *t, tdm_error *err)
+{
+    bool has_ledger = t->job->checkpoint.ledger;
+    t->plan_cache = tdm_plan_cache_create();
+    if (has_ledger) t->ledger_recent = calloc(TDM__LEDGER_RECENT, sizeof(*t->ledger_recent));
+    if (!t->plan_cache || (has_ledger && !t->ledger_recent))
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    return TDM_OK;
+}
+
 /* Prepares the process, once, before its first epoch. */
 static tdm_status trainer_prepare(tdm__trainer *t, tdm_error *err)
 {
@@ -530,11 +547,7 @@ static tdm_status trainer_prepare(tdm__trainer *t, tdm_error *err)
     TDM_TRY(tdm__train_schedule_init(t->job, &t->schedule, err));
     tdm__data_keep(&t->schedule.data, t->options->shm);
     tdm__note_data(t);
-    t->plan_cache = tdm_plan_cache_create();
-    if (t->job->checkpoint.ledger)
-        t->ledger_recent = calloc(TDM__LEDGER_RECENT, sizeof(*t->ledger_recent));
-    if (!t->plan_cache || (t->job->checkpoint.ledger && !t->ledger_recent))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    if (t->options->member) TDM_TRY(trainer_prepare_for_epochs(t, err));
     TDM_TRY(tdm__state_prepare(&t->schedule.model, TDM__STATE_FOR_TRAINING, &t->state, err));
     const tdm_member_options *m = t->options->membership;
     return m ? tdm_kv_open(&m->kv, &t->kv, err) : TDM_OK;
@@ -554,7 +567,8 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
     const tdm_member_options *m = t->options->membership;
     tdm__home home = {t->options->shm, m ? m->slot : 0, t->epoch};
     TDM_TRY(tdm__same_settings(t->comm, t->job, resume != NULL, err));
-    TDM_TRY(tdm__data_compare(t->schedule.data.train, t->schedule.data_hash, t->comm, err));
+    TDM_TRY(tdm__train_schedule_compare(&t->schedule, t->comm, err));
+    if (!t->options->shm) TDM_TRY(tdm__data_share(&t->schedule.data, t->comm, err));
     TDM_TRY(tdm__same_numerics(t->comm, t->job, err));
     TDM_TRY(tdm__share_cpus(t->comm, t->job, t->epoch == 1, &t->schedule.model.threads, err));
     /* New members check their memory; all ranks take part in the result. */
@@ -578,7 +592,7 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
     run_work repair = {.work = run_files_repair};
     TDM_TRY(run_work_do(t, &open, err));
     TDM_TRY(tdm__open_run(t, joins ? t->run_path : resume, joins, err));
-    tdm__run_share(&t->run);
+    if (t->options->member) tdm__run_share(&t->run);
     TDM_TRY(tdm__agree(t->comm, t->leads ? run_publish(t, err) : TDM_OK, NULL, err));
 
     TDM_TRY(state_compare_disk(t, &recovery, err));
@@ -674,7 +688,36 @@ static tdm_status epoch_step(void *user, unsigned request, unsigned *requests, b
     return status;
 }
 
-tdm_status tdm__train_elastic(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
+/* ---- one epoch, or several --------------------------------------------------------------------- */
+
+/* Trains in a world whose ranks do not change: alone, or with the comm of the caller. */
+static tdm_status train_fixed_world(tdm__trainer *t, tdm_error *err)
+{
+    double begin_s = tdm_clock_s();
+    bool done = false;
+    t->epoch = 1;
+    t->status.rank = tdm__rank_of(t->comm);
+    t->status.rank_count = tdm__size_of(t->comm);
+    t->watch.straggler = -1;
+    TDM_TRY(tdm__agree(t->comm, trainer_prepare(t, err), NULL, err));
+    TDM_TRY(epoch_begin(t, 0, begin_s, err));
+
+    /* A stop that was requested during the preparation counts before the first step. */
+    unsigned requests = is_at_end(t) ? 0 : tdm__requests_of(t);
+    TDM_TRY(tdm__agree(t->comm, TDM_OK, &requests, err));
+    if (requests & TDM_REQUEST_STOP) {
+        t->is_restored = false; /* the summary is that of an interrupted run */
+        return run_finish(t, true, err);
+    }
+    unsigned request = requests;
+    while (!done) {
+        TDM_TRY(epoch_train_step(t, request, &requests, &done, err));
+        request = 0;
+    }
+    return TDM_OK;
+}
+
+static tdm_status train_session(tdm__trainer *t, tdm_error *err)
 {
     static const tdm_elastic_ops ops = {.enter = epoch_enter,
                                         .step = epoch_step,
@@ -682,13 +725,12 @@ tdm_status tdm__train_elastic(tdm__trainer *t, tdm_train_result *out, tdm_error 
                                         .leave = epoch_leave,
                                         .interrupt = world_interrupt};
     tdm_elastic_result result = {0};
-    t->result = out;
     t->comm = NULL;
     pthread_mutex_init(&t->comm_lock, NULL);
 
     tdm_status status = trainer_prepare(t, err);
     if (status == TDM_OK) status = tdm_elastic_run(t->options->member, &ops, t, &result, err);
-    out->recoveries = result.recoveries;
+    t->result->recoveries = result.recoveries;
     world_leave(t);
     tdm_kv_close(t->kv);
     pthread_mutex_destroy(&t->comm_lock);
@@ -697,8 +739,14 @@ tdm_status tdm__train_elastic(tdm__trainer *t, tdm_train_result *out, tdm_error 
     if (result.fenced)
         return tdm_fail(err, TDM_ERR_PEER_FENCED,
                         "this worker was fenced: the other members continued without it");
-    if (result.dismissed || !out->run_path[0])
+    if (result.dismissed || !t->result->run_path[0])
         return tdm_fail(err, TDM_ERR_PEER_LEFT, "this worker %s",
                         result.dismissed ? "was asked to leave" : "was not needed");
     return TDM_OK;
+}
+
+tdm_status tdm__train_epochs(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
+{
+    t->result = out;
+    return t->options->member ? train_session(t, err) : train_fixed_world(t, err);
 }
