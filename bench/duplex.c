@@ -71,7 +71,7 @@ static double measure(int fd, size_t bytes, double seconds)
     }
     free(from);
     free(into);
-    qsort(times, (size_t)rounds, sizeof times[0], by_value);
+    qsort(times, (size_t)rounds, sizeof(times[0]), by_value);
     return times[rounds / 2];
 }
 
@@ -79,9 +79,9 @@ static int connect_pair(int listener, const struct sockaddr_in *address, pid_t c
 {
     int fd = child == 0 ? socket(AF_INET, SOCK_STREAM, 0) : accept(listener, NULL, NULL);
     int one = 1;
-    if (child == 0 && connect(fd, (const struct sockaddr *)address, sizeof *address) != 0) exit(1);
+    if (child == 0 && connect(fd, (const struct sockaddr *)address, sizeof(*address)) != 0) exit(1);
     if (fd < 0) exit(1);
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     return fd;
 }
 
@@ -89,9 +89,9 @@ int main(int argc, char **argv)
 {
     if (argc < 3) return 2;
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof address;
+    socklen_t bytes = sizeof(address);
     int listener = socket(AF_INET, SOCK_STREAM, 0);
-    if (bind(listener, (struct sockaddr *)&address, sizeof address) != 0 ||
+    if (bind(listener, (struct sockaddr *)&address, sizeof(address)) != 0 ||
         listen(listener, 1) != 0 || getsockname(listener, (struct sockaddr *)&address, &bytes) != 0)
         return 1;
     pid_t child = fork();

@@ -204,7 +204,7 @@ static void backends_close(products *p)
 static void find_function(void *library, const char *name, void *out)
 {
     void *address = dlsym(library, name);
-    memcpy(out, &address, sizeof address);
+    memcpy(out, &address, sizeof(address));
 }
 
 static void openblas_open(products *p)
@@ -220,13 +220,13 @@ static void openblas_open(products *p)
     if (type) setenv("OPENBLAS_CORETYPE", type, 0);
     setenv("OPENBLAS_NUM_THREADS", "1", 1);
     void *library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
-    snprintf(p->openblas, sizeof p->openblas, "none");
+    snprintf(p->openblas, sizeof(p->openblas), "none");
     if (!library) return;
     find_function(library, "cblas_sgemm", &p->sgemm);
     find_function(library, "openblas_set_num_threads", &set_threads);
     find_function(library, "openblas_get_config", &config);
     if (set_threads) set_threads(1);
-    if (config) snprintf(p->openblas, sizeof p->openblas, "%.90s", config());
+    if (config) snprintf(p->openblas, sizeof(p->openblas), "%.90s", config());
 }
 
 static void product_init(product *p, const layer *l, variant v)
@@ -468,7 +468,7 @@ int main(int argc, char **argv)
         const layer *l = &layers[i / VARIANTS];
         variant v = (variant)(i % VARIANTS);
         char name[NAME_BYTES];
-        snprintf(name, sizeof name, "%s %s, %s", l->model, l->name, variant_names[v]);
+        snprintf(name, sizeof(name), "%s %s, %s", l->model, l->name, variant_names[v]);
         if (s.only && !strstr(name, s.only)) continue;
         product p;
         product_init(&p, l, v);

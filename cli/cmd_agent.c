@@ -40,12 +40,12 @@ static bool read_job(const char *path, tdm_str *out)
     } else {
         char bytes[4096];
         ssize_t got;
-        while (out->length < MAX_JOB && (got = read(STDIN_FILENO, bytes, sizeof bytes)) != 0) {
+        while (out->length < MAX_JOB && (got = read(STDIN_FILENO, bytes, sizeof(bytes))) != 0) {
             if (got < 0 && errno == EINTR) continue;
             if (got < 0) break;
             tdm_str_add_bytes(out, bytes, (size_t)got);
         }
-        explicit_bzero(bytes, sizeof bytes); /* the secret came in front of the job */
+        explicit_bzero(bytes, sizeof(bytes)); /* the secret came in front of the job */
     }
     if (out->length > 0 && tdm_str_ok(out)) return true;
     cli_error("agent: cannot read the job from '%s'", path);
@@ -58,7 +58,7 @@ static const char *const *worker_words(const session_agent *agent, const char *s
 {
     size_t more = 0, n = 0;
     while (agent->words && agent->words[more]) more++;
-    const char **words = tdm_arena_array(arena, more + 5, sizeof *words);
+    const char **words = tdm_arena_array(arena, more + 5, sizeof(*words));
     if (!words) return NULL;
     words[n++] = self;
     words[n++] = "train";
@@ -121,7 +121,7 @@ static int run_agent(const session_agent *agent, const tdm_job *job, const tdm_s
         tdm_log_remove_sink(log_to_terminal, NULL);
         code = status == TDM_OK ? agent_exit_code(&result) : cli_fail(&err);
     }
-    explicit_bzero(secret, sizeof secret);
+    explicit_bzero(secret, sizeof(secret));
     return code;
 }
 
@@ -163,7 +163,7 @@ int session_agent_run(const session_agent *agent)
 static int agent_run(const cli_args *args)
 {
     static const char *const needed[] = {"session", "store", "host", "job"};
-    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++)
+    for (size_t i = 0; i < sizeof(needed) / sizeof(needed[0]); i++)
         if (!cli_has(args, needed[i])) {
             cli_error(
                 "agent: '--%s' is missing; use 'tandem train' or 'tandem join' to start agents",
@@ -175,7 +175,7 @@ static int agent_run(const cli_args *args)
     /* Started by ssh: the agent survives the loss of the connection. */
     if (strcmp(cli_value(args, "job"), "-") == 0) signal(SIGHUP, SIG_IGN);
     const char *words[CLI_MAX_ARGUMENTS + 1] = {NULL};
-    memcpy(words, args->arguments, (size_t)args->argument_count * sizeof *words);
+    memcpy(words, args->arguments, (size_t)args->argument_count * sizeof(*words));
     tdm_str text = TDM_STR_INIT;
     int code = CLI_FAILED;
     if (read_job(cli_value(args, "job"), &text)) {
@@ -191,7 +191,7 @@ static int agent_run(const cli_args *args)
                                      .workers = (int)workers,
                                      .guest = cli_has(args, "guest")};
         code = session_agent_run(&agent);
-        explicit_bzero(secret, sizeof secret);
+        explicit_bzero(secret, sizeof(secret));
     }
     tdm_str_wipe(&text);
     return code;

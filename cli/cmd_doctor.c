@@ -33,7 +33,7 @@ void doctor_find(report *r, const char *group, const char *name, verdict v, cons
     if (r->count == MAX_FINDING) return;
     finding *f = &r->findings[r->count++];
     *f = (finding){.group = group, .verdict = v, .advice = v == OK ? NULL : advice};
-    snprintf(f->name, sizeof f->name, "%s", name);
+    snprintf(f->name, sizeof(f->name), "%s", name);
     va_list args;
     va_start(args, fmt);
     vsnprintf(f->value, sizeof(f->value), fmt, args);

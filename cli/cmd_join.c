@@ -22,7 +22,7 @@ static const char *job_file(const session_ref *ref, tdm_arena *arena)
     tdm_error err;
     const char *dir, *path;
     if (ref->job) return ref->job;
-    snprintf(key, sizeof key, "tandem/%s/job", ref->view.session);
+    snprintf(key, sizeof(key), "tandem/%s/job", ref->view.session);
     tdm_status status = tdm_kv_open(&ref->kv, &kv, &err);
     if (status == TDM_OK) status = tdm_kv_get(kv, key, arena, &item, &err);
     tdm_kv_close(kv);
@@ -38,7 +38,7 @@ static const char *host_name(const cli_args *args, tdm_arena *arena)
 {
     char name[TDM_HOST_BYTES] = "";
     if (cli_has(args, "host")) return cli_value(args, "host");
-    if (gethostname(name, sizeof name - 1) != 0) name[0] = '\0';
+    if (gethostname(name, sizeof(name) - 1) != 0) name[0] = '\0';
     return tdm_arena_strdup(arena, name[0] ? name : "here");
 }
 
@@ -59,7 +59,7 @@ static int become_agent(const cli_args *args, const session_ref *ref, int64_t wo
     const char *self = session_self("join", arena), *job = self ? job_file(ref, arena) : NULL;
     size_t more = 0, n = 0;
     while (view->words && view->words[more]) more++;
-    const char **words = tdm_arena_array(arena, 24 + more, sizeof *words);
+    const char **words = tdm_arena_array(arena, 24 + more, sizeof(*words));
     if (!self || !job || !words) return CLI_FAILED;
     const char *first[] = {self,
                            "agent",
@@ -74,8 +74,8 @@ static int become_agent(const cli_args *args, const session_ref *ref, int64_t wo
                            tdm_arena_printf(arena, "%lld", (long long)workers),
                            "--job",
                            job};
-    memcpy(words, first, sizeof first);
-    n = sizeof first / sizeof first[0];
+    memcpy(words, first, sizeof(first));
+    n = sizeof(first) / sizeof(first[0]);
     if (view->dir) {
         words[n++] = "--dir";
         words[n++] = view->dir;

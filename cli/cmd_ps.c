@@ -217,7 +217,7 @@ static void show_table(const session_ref *refs, size_t count, tdm_arena *arena, 
                                          {.title = "samples/s", .right = true},
                                          {.title = "health", .max = 100}};
     cli_table table;
-    cli_table_init(&table, columns, sizeof columns / sizeof columns[0]);
+    cli_table_init(&table, columns, sizeof(columns) / sizeof(columns[0]));
     for (size_t i = 0; i < count; i++) {
         const tdm_session_view *view = &refs[i].view;
         cli_table_cell(&table, "%s", session_title(view));
@@ -290,7 +290,7 @@ static void show_ranks(const tdm_session_view *view, tdm_str *out)
                                          {.title = "step", .right = true},
                                          {.title = "member", .max = 63}};
     cli_table table;
-    cli_table_init(&table, columns, sizeof columns / sizeof columns[0]);
+    cli_table_init(&table, columns, sizeof(columns) / sizeof(columns[0]));
     size_t next = 0; /* members are sorted by rank; those without a rank are last */
     for (int rank = 0; rank < view->rank_count; rank++) {
         if (next < view->member_count && view->members[next].rank == rank)

@@ -60,8 +60,8 @@ static void show_rank(const view *v, const tdm_trace_rank *r, tdm_str *out)
 /* Writes the name of a mark. It may have been cut within a character, so only printable ASCII is kept. */
 static void put_mark(tdm_json_writer *w, const tdm_trace_event *e)
 {
-    char name[sizeof e->text + 1] = "";
-    for (size_t i = 0; i < sizeof e->text && e->text[i]; i++)
+    char name[sizeof(e->text) + 1] = "";
+    for (size_t i = 0; i < sizeof(e->text) && e->text[i]; i++)
         name[i] = e->text[i] > ' ' && e->text[i] < 0x7f ? e->text[i] : '?';
     tdm_json_put_string(w, "mark", name);
 }

@@ -145,11 +145,11 @@ typedef struct sockets {
 static void list_sockets(int64_t pid, sockets *out)
 {
     char path[64], link[64];
-    snprintf(path, sizeof path, "/proc/%lld/fd", (long long)pid);
+    snprintf(path, sizeof(path), "/proc/%lld/fd", (long long)pid);
     DIR *dir = opendir(path);
     out->count = 0;
     for (struct dirent *e; dir && (e = readdir(dir)) && out->count < MAX_INODES;) {
-        ssize_t length = readlinkat(dirfd(dir), e->d_name, link, sizeof link - 1);
+        ssize_t length = readlinkat(dirfd(dir), e->d_name, link, sizeof(link) - 1);
         if (length <= 0) continue;
         link[length] = '\0';
         if (sscanf(link, "socket:[%lu]", &out->inodes[out->count]) == 1) out->count++;
@@ -173,10 +173,10 @@ static void read_address(const char *hex, char *out, size_t bytes)
         char part[9] = "";
         memcpy(part, hex + 8 * i, 8);
         uint32_t value = (uint32_t)strtoul(part, NULL, 16);
-        memcpy(raw + 4 * i, &value, sizeof value);
+        memcpy(raw + 4 * i, &value, sizeof(value));
     }
     char text[INET6_ADDRSTRLEN] = "?";
-    inet_ntop(words == 4 ? AF_INET6 : AF_INET, raw, text, sizeof text);
+    inet_ntop(words == 4 ? AF_INET6 : AF_INET, raw, text, sizeof(text));
     snprintf(out, bytes, "%s port %lu", text, strtoul(hex + digits + 1, NULL, 16));
 }
 
@@ -187,9 +187,9 @@ static int look_at_tcp(int64_t pid, const sockets *s, const char *who, report *r
     int found = 0;
     for (int i = 0; i < 2; i++) {
         char path[64], line[512];
-        snprintf(path, sizeof path, "/proc/%lld/net/%s", (long long)pid, tables[i]);
+        snprintf(path, sizeof(path), "/proc/%lld/net/%s", (long long)pid, tables[i]);
         FILE *file = fopen(path, "re");
-        while (file && fgets(line, sizeof line, file)) {
+        while (file && fgets(line, sizeof(line), file)) {
             char local[64], text[96];
             unsigned state;
             unsigned long inode;
@@ -198,7 +198,7 @@ static int look_at_tcp(int64_t pid, const sockets *s, const char *who, report *r
                 continue;
             enum { LISTENS = 0x0a };
             if (state != LISTENS || !has_socket(s, inode)) continue;
-            read_address(local, text, sizeof text);
+            read_address(local, text, sizeof(text));
             found++;
             doctor_find(r, "listening", who, OK, NULL, "%s: accepts only peers with the secret",
                         text);
@@ -212,9 +212,9 @@ static int look_at_unix(int64_t pid, const sockets *s, const char *who, report *
 {
     char path[64], line[512];
     int found = 0;
-    snprintf(path, sizeof path, "/proc/%lld/net/unix", (long long)pid);
+    snprintf(path, sizeof(path), "/proc/%lld/net/unix", (long long)pid);
     FILE *file = fopen(path, "re");
-    while (file && fgets(line, sizeof line, file)) {
+    while (file && fgets(line, sizeof(line), file)) {
         char name[200] = "";
         unsigned flags;
         unsigned long inode;
@@ -232,7 +232,7 @@ static int look_at_unix(int64_t pid, const sockets *s, const char *who, report *
 static void look_at_processes(const tdm_session_view *view, report *r)
 {
     int elsewhere = 0, found = 0, here = 0;
-    sockets *s = malloc(sizeof *s);
+    sockets *s = malloc(sizeof(*s));
     for (size_t i = 0; s && i < view->member_count; i++) {
         const tdm_session_member *m = &view->members[i];
         char who[24];
@@ -242,7 +242,7 @@ static void look_at_processes(const tdm_session_view *view, report *r)
             continue;
         }
         here++;
-        snprintf(who, sizeof who, m->rank >= 0 ? "rank %d" : "a waiting worker", m->rank);
+        snprintf(who, sizeof(who), m->rank >= 0 ? "rank %d" : "a waiting worker", m->rank);
         found += look_at_tcp(m->pid, s, who, r) + look_at_unix(m->pid, s, who, r);
     }
     free(s);

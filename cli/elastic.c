@@ -174,7 +174,7 @@ static int launcher_finish(const cli_args *args, const tdm_session_result *resul
         return result->stopped && result->agent_lost ? CLI_INTERRUPTED : CLI_OK;
     }
     tdm_error err = {.status = result->status};
-    snprintf(err.message, sizeof err.message, "%.999s", result->message);
+    snprintf(err.message, sizeof(err.message), "%.999s", result->message);
     int code = cli_fail(&err);
     bool is_peer = world_is_peer(err.status);
     if ((is_peer || err.status == TDM_ERR_INTERRUPTED) && !cli_json(args))
@@ -202,7 +202,7 @@ static int session_launch(const cli_args *args, const tdm_job *job, const elasti
                           tdm_arena *arena, tdm_str *text)
 {
     const char *words[MAX_WORDS] = {NULL};
-    tdm_session_start *starts = tdm_arena_array(arena, MAX_HOSTS + 1, sizeof *starts);
+    tdm_session_start *starts = tdm_arena_array(arena, MAX_HOSTS + 1, sizeof(*starts));
     tdm_session_options options = {.name = job->name,
                                    .session = plan->session,
                                    .coming = (int)plan->coming,

@@ -259,7 +259,7 @@ bool cli_real(const cli_args *args, const char *option, double min, double max, 
 /* The transports that tdm_comm_open accepts. */
 static const char *const transports[] = {"auto", "shm",     "tcp",     "ucx",
                                          "mpi",  "shm+tcp", "shm+ucx", "shm+mpi"};
-enum { TRANSPORT_COUNT = sizeof transports / sizeof transports[0] };
+enum { TRANSPORT_COUNT = sizeof(transports) / sizeof(transports[0]) };
 
 static const char *transport_name(size_t index, const void *user)
 {

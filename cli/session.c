@@ -107,7 +107,7 @@ static int scan_here(tdm_arena *arena, session_ref **out, size_t *out_count)
     size_t count, found = 0;
     tdm_error err;
     if (tdm_session_list(arena, &places, &count, &err) != TDM_OK) return cli_fail(&err);
-    session_ref *refs = tdm_arena_array(arena, count + 1, sizeof *refs);
+    session_ref *refs = tdm_arena_array(arena, count + 1, sizeof(*refs));
     if (!refs) return no_memory();
     for (size_t i = 0; i < count; i++) {
         tdm_kv_options kv;
@@ -132,7 +132,7 @@ static int scan_store(const tdm_kv_options *kv_options, tdm_arena *arena, sessio
     options.probe_s = TDM_KV_PROBE_S;
     tdm_status status = tdm_kv_open(&options, &kv, &err);
     if (status == TDM_OK) status = tdm_session_names(kv, arena, &names, &count, &err);
-    session_ref *refs = tdm_arena_array(arena, count + 1, sizeof *refs);
+    session_ref *refs = tdm_arena_array(arena, count + 1, sizeof(*refs));
     for (size_t i = 0; status == TDM_OK && refs && i < count; i++) {
         refs[found].kv = *kv_options;
         if (tdm_session_look(kv, names[i], arena, &refs[found].view, NULL) == TDM_OK) found++;
@@ -176,7 +176,7 @@ bool session_is_meant(const tdm_session_view *view, const char *word)
     char given[PATH_MAX], run[PATH_MAX];
     char pid[32];
     if (strcmp(view->session, word) == 0 || strcmp(view->name, word) == 0) return true;
-    snprintf(pid, sizeof pid, "%lld", (long long)view->launcher_pid);
+    snprintf(pid, sizeof(pid), "%lld", (long long)view->launcher_pid);
     if (strcmp(pid, word) == 0) return true;
     if (!view->run) return false;
     if (strcmp(base_name(view->run), word) == 0) return true;
@@ -228,7 +228,7 @@ int session_ask(const session_ref *ref, const char *request)
 const char *session_self(const char *command, tdm_arena *arena)
 {
     char self[PATH_MAX];
-    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
     const char *copy = length > 0 ? tdm_arena_strndup(arena, self, (size_t)length) : NULL;
     if (!copy) cli_error("%s: cannot read the path of this program from /proc/self/exe", command);
     return copy;

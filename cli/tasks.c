@@ -59,7 +59,7 @@ static void name_host(const tdm_comm_place *place, char out[TDM_HOST_BYTES])
     const char *set = strcmp(place->launcher, "slurm") == 0 ? getenv("SLURMD_NODENAME") : NULL;
     char own[256] = "";
     if (!set || !*set) {
-        if (gethostname(own, sizeof own - 1) != 0) own[0] = '\0';
+        if (gethostname(own, sizeof(own) - 1) != 0) own[0] = '\0';
         set = own;
     }
     /* The rank of the first task of a host is unique. */
@@ -79,10 +79,10 @@ bool tasks_are_session(const cli_args *args, const tdm_job *job, const tdm_comm_
                 why);
     if (why) return false;
     name_host(place, out->host);
-    snprintf(out->meeting, sizeof out->meeting, "%s-%s", name, out->host);
-    snprintf(out->session, sizeof out->session, "%.24s-%s", job->name, name);
-    if (!is_name(out->session, sizeof out->session))
-        snprintf(out->session, sizeof out->session, "s-%s", name);
+    snprintf(out->meeting, sizeof(out->meeting), "%s-%s", name, out->host);
+    snprintf(out->session, sizeof(out->session), "%.24s-%s", job->name, name);
+    if (!is_name(out->session, sizeof(out->session)))
+        snprintf(out->session, sizeof(out->session), "s-%s", name);
     return true;
 }
 
@@ -133,7 +133,7 @@ static const char *job_text(const tdm_kv_options *kv_options, const tasks_plan *
     char key[TDM_KV_KEY_BYTES];
     tdm_kv *kv = NULL;
     tdm_kv_item item = {.value = NULL};
-    snprintf(key, sizeof key, "tandem/%s/job", plan->session);
+    snprintf(key, sizeof(key), "tandem/%s/job", plan->session);
     if (tdm_kv_open(kv_options, &kv, NULL) == TDM_OK) (void)tdm_kv_get(kv, key, arena, &item, NULL);
     tdm_kv_close(kv);
     if (item.value) return item.value;

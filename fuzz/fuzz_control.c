@@ -41,15 +41,15 @@ static void check_text(const char *text, size_t bytes)
 
 static void check_frame(const tdm__frame *frame)
 {
-    check_text(frame->version, sizeof frame->version);
-    check_text(frame->host_name, sizeof frame->host_name);
-    check_text(frame->job, sizeof frame->job);
-    check_text(frame->text, sizeof frame->text);
+    check_text(frame->version, sizeof(frame->version));
+    check_text(frame->host_name, sizeof(frame->host_name));
+    check_text(frame->job, sizeof(frame->job));
+    check_text(frame->text, sizeof(frame->text));
     if (frame->type == TDM__FRAME_START && frame->count <= RANKS) {
         tdm__entry entries[RANKS];
         if (tdm__wire_entries(frame->bytes, frame->byte_count, frame->count, entries))
             for (uint32_t i = 0; i < frame->count; i++) {
-                check_text(entries[i].name, sizeof entries[i].name);
+                check_text(entries[i].name, sizeof(entries[i].name));
                 NEED(entries[i].host <= i, "a host out of turn");
             }
     }
@@ -72,7 +72,7 @@ static void check_frame(const tdm__frame *frame)
     const uint8_t *raw = (const uint8_t *)text.data;
     NEED(tdm__wire_head(raw, &type, &body_bytes), "our own head is none");
     NEED(type == frame->type && body_bytes == text.length - TDM__WIRE_HEAD, "another length");
-    tdm__frame *back = malloc(sizeof *back);
+    tdm__frame *back = malloc(sizeof(*back));
     if (back) {
         NEED(tdm__wire_read(type, raw + TDM__WIRE_HEAD, body_bytes, back), "our own frame is none");
         NEED(back->byte_count == frame->byte_count, "another rest");
@@ -91,7 +91,7 @@ static void check_frame(const tdm__frame *frame)
 
 static void take_frames(tdm__channel *channel, bool *over)
 {
-    tdm__frame *frame = malloc(sizeof *frame);
+    tdm__frame *frame = malloc(sizeof(*frame));
     int got = frame ? 1 : -1;
     while (got > 0) {
         got = tdm__channel_next(channel, frame);
@@ -131,24 +131,24 @@ static void from_a_file(const uint8_t *bytes, size_t count)
     if (!tdm__meeting_file_parse((const char *)bytes, count, &file)) return;
     NEED(file.port > 0 && file.port < 65536 && file.pid > 0, "a number out of range");
     NEED(file.address_count >= 0 && file.address_count <= 8, "too many addresses");
-    check_text(file.host_name, sizeof file.host_name);
-    check_text(file.secret, sizeof file.secret);
-    check_text(file.host, sizeof file.host);
+    check_text(file.host_name, sizeof(file.host_name));
+    check_text(file.secret, sizeof(file.secret));
+    check_text(file.host, sizeof(file.host));
     for (int i = 0; i < file.address_count; i++)
-        check_text(file.address[i], sizeof file.address[i]);
+        check_text(file.address[i], sizeof(file.address[i]));
 }
 
 static void from_the_environment(const uint8_t *bytes, size_t count)
 {
     char text[600], host[40];
-    if (count >= sizeof text) return;
+    if (count >= sizeof(text)) return;
     memcpy(text, bytes, count);
     text[count] = '\0';
-    if (tdm__slurm_first_host(text, host, sizeof host)) {
-        check_text(host, sizeof host);
+    if (tdm__slurm_first_host(text, host, sizeof(host))) {
+        check_text(host, sizeof(host));
         NEED(*host && !strpbrk(host, "[], /:"), "no name of a host");
     }
-    tdm__rendezvous *meeting = malloc(sizeof *meeting);
+    tdm__rendezvous *meeting = malloc(sizeof(*meeting));
     tdm_error err = {0};
     if (meeting && tdm__rendezvous_init(meeting, text, "secret", &err) != TDM_OK)
         NEED(err.message[0], "a failure without a message");

@@ -107,7 +107,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
         break;
     case 4:
         status = tdm__etcd_read_token(in, token, &err);
-        NEED(strnlen(token, sizeof token) < sizeof token && !strpbrk(token, "\r\n "), "no token");
+        NEED(strnlen(token, sizeof(token)) < sizeof(token) && !strpbrk(token, "\r\n "), "no token");
         break;
     case 5: status = tdm__etcd_read_done(in, &err); break;
     default:

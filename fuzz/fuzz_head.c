@@ -34,8 +34,8 @@ static void check_head(const tdm__head *head, uint32_t world, int size)
     NEED(head->bytes <= INT64_MAX, "a length that cannot be");
     tdm__head again = *head;
     tdm__head_seal(&again);
-    NEED(memcmp(&again, head, sizeof again) == 0, "sealing it anew changes it");
-    for (size_t bit = 0; bit < 8 * sizeof again; bit++) {
+    NEED(memcmp(&again, head, sizeof(again)) == 0, "sealing it anew changes it");
+    for (size_t bit = 0; bit < 8 * sizeof(again); bit++) {
         uint8_t *byte = (uint8_t *)&again + bit / 8;
         *byte ^= (uint8_t)(1u << (bit % 8));
         NEED(!tdm__head_check(&again, world, size), "a turned bit is not noticed");
@@ -47,11 +47,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
 {
     if (count < 5) return 0;
     uint32_t world;
-    memcpy(&world, bytes, sizeof world);
+    memcpy(&world, bytes, sizeof(world));
     int size = bytes[4] + 1;
     for (size_t at = 5; at + sizeof(tdm__head) <= count; at += sizeof(tdm__head)) {
         tdm__head head;
-        memcpy(&head, bytes + at, sizeof head);
+        memcpy(&head, bytes + at, sizeof(head));
         check_head(&head, world, size);
         tdm__head_seal(&head);
         check_head(&head, world, size);

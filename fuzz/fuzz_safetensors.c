@@ -105,7 +105,7 @@ static void check_round_trip(const tdm_safetensors *file, bool packed)
     const char *folder = stat("/dev/shm", &info) == 0 ? "/dev/shm" : "/tmp";
     char path[2][64];
     for (int i = 0; i < 2; i++) {
-        snprintf(path[i], sizeof path[i], "%s/tandem-fuzz-%ld-%d%s", folder, (long)getpid(), i,
+        snprintf(path[i], sizeof(path[i]), "%s/tandem-fuzz-%ld-%d%s", folder, (long)getpid(), i,
                  packed ? ".zst" : "");
     }
     tdm_safetensors *back = NULL;

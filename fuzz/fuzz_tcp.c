@@ -194,9 +194,9 @@ static void say_frame(tester *t, int link, uint32_t kind)
     }
     if (kind == TDM__TCP_DATA) front.start.offset = (uint64_t)draw(t, 2) << draw(t, 1) % 12;
     if (kind == TDM__TCP_EAGER || kind == TDM__TCP_DATA) front.start.bytes = bytes;
-    say(t, link, &front, has_head ? sizeof front : sizeof front.start);
+    say(t, link, &front, has_head ? sizeof(front) : sizeof(front.start));
     for (uint64_t left = front.start.bytes < 1 << 16 ? front.start.bytes : 0; left > 0;) {
-        size_t some = left < sizeof zeros ? (size_t)left : sizeof zeros;
+        size_t some = left < sizeof(zeros) ? (size_t)left : sizeof(zeros);
         say(t, link, zeros, some);
         left -= some;
     }
@@ -214,7 +214,7 @@ static void say_raw(tester *t, int link)
 static void listen_to(const tester *t, int link)
 {
     static uint8_t forgotten[1 << 16];
-    while (t->far[link] >= 0 && recv(t->far[link], forgotten, sizeof forgotten, MSG_DONTWAIT) > 0)
+    while (t->far[link] >= 0 && recv(t->far[link], forgotten, sizeof(forgotten), MSG_DONTWAIT) > 0)
         continue;
 }
 
@@ -243,7 +243,7 @@ static void step(tester *t)
 
 static bool begin(tester *t)
 {
-    tdm__tcp *tcp = t->tcp = calloc(1, sizeof *tcp);
+    tdm__tcp *tcp = t->tcp = calloc(1, sizeof(*tcp));
     if (!tcp) return false;
     tcp->transport.ops = &tdm__transport_tcp;
     tcp->size = 2;
@@ -253,8 +253,8 @@ static bool begin(tester *t)
     tcp->listen_fd = -1;
     tcp->poll_fd = epoll_create1(EPOLL_CLOEXEC);
     tcp->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    tcp->peers = calloc(2, sizeof *tcp->peers);
-    tdm__tcp_link *links = calloc(STREAMS, sizeof *links);
+    tcp->peers = calloc(2, sizeof(*tcp->peers));
+    tdm__tcp_link *links = calloc(STREAMS, sizeof(*links));
     if (!tcp->peers || !links) {
         free(links);
         return false;
@@ -277,7 +277,7 @@ static bool begin(tester *t)
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
 {
-    tester *t = calloc(1, sizeof *t);
+    tester *t = calloc(1, sizeof(*t));
     if (!t) return 0;
     t->at = bytes;
     t->left = count;

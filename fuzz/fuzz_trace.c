@@ -38,10 +38,10 @@ static void check_parsed(const tdm__trace_parsed *p)
     const tdm_trace_rank *r = &p->rank;
     NEED(r->rank >= 0 && r->rank < r->size && r->size <= TDM_MAX_RANKS, "a rank that cannot be");
     NEED(r->event_count <= TDM_TRACE_EVENTS, "too many events");
-    check_text(r->host, sizeof r->host);
-    check_text(r->transport, sizeof r->transport);
-    check_text(p->boot, sizeof p->boot);
-    tdm__stand *stand = calloc(1, sizeof *stand);
+    check_text(r->host, sizeof(r->host));
+    check_text(r->transport, sizeof(r->transport));
+    check_text(p->boot, sizeof(p->boot));
+    tdm__stand *stand = calloc(1, sizeof(*stand));
     NEED(stand, "no memory");
     tdm_str text = TDM_STR_INIT;
     for (size_t i = 0; i < r->event_count; i++) {
@@ -78,15 +78,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
 {
     parse(bytes, count);
     if (count < 8 || memcmp(bytes, TDM__TRACE_MAGIC, 8) != 0) return 0;
-    tdm__trace_ring *ring = calloc(1, sizeof *ring);
+    tdm__trace_ring *ring = calloc(1, sizeof(*ring));
     NEED(ring, "no memory");
     size_t head = count < sizeof(tdm__trace_header) ? count : sizeof(tdm__trace_header);
     memcpy((void *)ring, bytes, head);
     size_t left = count - head;
-    if (left > sizeof ring->words) left = sizeof ring->words;
+    if (left > sizeof(ring->words)) left = sizeof(ring->words);
     memcpy((void *)ring->words, bytes + head, left);
     ring->header.check = tdm__trace_header_sum(&ring->header);
-    parse(ring, sizeof *ring);
+    parse(ring, sizeof(*ring));
     free(ring);
     return 0;
 }

@@ -79,8 +79,8 @@ static int run_path(const char *path, long *ran)
     int status = count < 0 ? -1 : 0;
     for (int i = 0; i < count; i++) {
         char below[4096];
-        int length = snprintf(below, sizeof below, "%s/%s", path, entries[i]->d_name);
-        if (length < 0 || (size_t)length >= sizeof below || run_path(below, ran) != 0) status = -1;
+        int length = snprintf(below, sizeof(below), "%s/%s", path, entries[i]->d_name);
+        if (length < 0 || (size_t)length >= sizeof(below) || run_path(below, ran) != 0) status = -1;
         free(entries[i]);
     }
     if (count >= 0) free(entries);

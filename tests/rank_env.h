@@ -18,15 +18,15 @@ typedef struct rank_env {
 static inline void rank_env_set(const rank_env *e)
 {
     char text[96];
-    snprintf(text, sizeof text, "unix:tandem-%s", e->meeting);
+    snprintf(text, sizeof(text), "unix:tandem-%s", e->meeting);
     setenv("TANDEM_RENDEZVOUS", text, 1);
     setenv("TANDEM_SECRET", "a secret of the tests", 1);
     if (e->transport) setenv("TANDEM_TRANSPORT", e->transport, 1);
-    snprintf(text, sizeof text, "%d", e->deadline_s);
+    snprintf(text, sizeof(text), "%d", e->deadline_s);
     setenv("TANDEM_DEADLINE", text, 1);
-    snprintf(text, sizeof text, "%d", e->rank);
+    snprintf(text, sizeof(text), "%d", e->rank);
     setenv("TANDEM_RANK", text, 1);
-    snprintf(text, sizeof text, "%d", e->size);
+    snprintf(text, sizeof(text), "%d", e->size);
     setenv("TANDEM_SIZE", text, 1);
 }
 

@@ -77,7 +77,7 @@ void tdm_sha256_finish(tdm_sha256 *hash, char hex[TDM_SHA256_HEX])
 {
     unsigned char digest[TDM_SHA256_BYTES] = {0};
     EVP_DigestFinal_ex(hash->context, digest, NULL);
-    tdm_hex(digest, sizeof digest, hex);
+    tdm_hex(digest, sizeof(digest), hex);
 }
 
 tdm_status tdm_sha256_of(const void *bytes, size_t count, char hex[TDM_SHA256_HEX])

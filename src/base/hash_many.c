@@ -140,7 +140,7 @@ static void pad(lane *l)
 {
     size_t count = l->part->count, rest = count % BLOCK;
     uint64_t bits = (uint64_t)count * 8;
-    memset(l->end, 0, sizeof l->end);
+    memset(l->end, 0, sizeof(l->end));
     if (rest > 0) memcpy(l->end, (const uint8_t *)l->part->bytes + (count - rest), rest);
     l->end[rest] = 0x80;
     l->blocks = rest < LENGTH_AT ? 1 : 2;

@@ -27,10 +27,10 @@ static tdm_status gather_facts(const tdm_comm_options *options, tdm__facts *out,
                         .cancellation = {options->should_give_up, options->user},
                         .refusal = {options->on_refused, options->user}};
     const char *job = options->job ? options->job : "";
-    if (strlen(job) >= sizeof out->job)
+    if (strlen(job) >= sizeof(out->job))
         return tdm_fail(err, TDM_ERR_INVALID,
                         "the job's name has %zu bytes, but may have %zu: use a hash of it",
-                        strlen(job), sizeof out->job - 1);
+                        strlen(job), sizeof(out->job) - 1);
     /* As it will be on the other side, so that both sign the same. */
     tdm__wire_clean((const uint8_t *)job, strlen(job), out->job);
     return tdm__host_identity(options->host, out->host, out->host_name, err);
@@ -53,8 +53,8 @@ static tdm_status open_hub(const tdm_comm_options *asked, const tdm__facts *fact
 {
     int pair[2];
     tdm__hub_options options = {.facts = facts, .key = "", .listen_fd = -1};
-    TDM_TRY(tdm_os_random(&options.world, sizeof options.world, err));
-    TDM_TRY(tdm_os_random(options.nonce, sizeof options.nonce, err));
+    TDM_TRY(tdm_os_random(&options.world, sizeof(options.world), err));
+    TDM_TRY(tdm_os_random(options.nonce, sizeof(options.nonce), err));
     allow_descriptors(facts->size);
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0)
         return tdm_fail(err, TDM_ERR_SYSTEM, "cannot make a pair of sockets");
@@ -97,7 +97,7 @@ static tdm_status join(const tdm_comm_options *asked, const tdm__facts *facts,
             .facts = facts, .joined = &joined, .hub = hub, .meeting = hub ? meeting : NULL};
         status = tdm__control_create(&parts, out, err);
     }
-    explicit_bzero(joined.key, sizeof joined.key);
+    explicit_bzero(joined.key, sizeof(joined.key));
     if (status != TDM_OK && hub) {
         tdm__hub_destroy(hub);
         if (meeting) tdm__rendezvous_remove(meeting);
@@ -117,7 +117,7 @@ tdm_status tdm__control_open(const tdm_comm_options *options, tdm__control **out
         TDM_TRY(tdm__rendezvous_guess(&resolved, guess, err));
         resolved.rendezvous = guess;
     }
-    tdm__rendezvous *meeting = malloc(sizeof *meeting);
+    tdm__rendezvous *meeting = malloc(sizeof(*meeting));
     if (!meeting) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to join the world");
     tdm_status status = tdm__rendezvous_init(meeting, resolved.rendezvous, resolved.secret, err);
     meeting->cancellation = facts.cancellation;

@@ -51,7 +51,7 @@ tdm_status tdm__meeting_file_write(const char *path, const tdm__meeting_file *fi
 {
     tdm_str text = TDM_STR_INIT, beside = TDM_STR_INIT;
     uint32_t drawn = 0;
-    TDM_TRY(tdm_os_random(&drawn, sizeof drawn, err));
+    TDM_TRY(tdm_os_random(&drawn, sizeof(drawn), err));
     tdm_str_addf(&text, TITLE "host %s\nprocess %ld\nname %s\nsecret %s\nport %d\n", file->host,
                  file->pid, file->host_name, file->secret, file->port);
     for (int i = 0; i < file->address_count; i++)
@@ -103,14 +103,14 @@ static bool take_address(const char *value, tdm__meeting_file *out)
 {
     struct in6_addr raw;
     char plain[INET6_ADDRSTRLEN] = "";
-    const int max = (int)(sizeof out->address / sizeof out->address[0]);
+    const int max = (int)(sizeof(out->address) / sizeof(out->address[0]));
     size_t length = strcspn(value, "%");
-    if (out->address_count == max || length >= sizeof plain || !is_device(value + length))
+    if (out->address_count == max || length >= sizeof(plain) || !is_device(value + length))
         return false;
     memcpy(plain, value, length);
     bool is_v6 = inet_pton(AF_INET6, plain, &raw) == 1;
     if (!is_v6 && (value[length] || inet_pton(AF_INET, plain, &raw) != 1)) return false;
-    return take_word(value, NULL, out->address[out->address_count++], sizeof out->address[0]);
+    return take_word(value, NULL, out->address[out->address_count++], sizeof(out->address[0]));
 }
 
 static bool take_line(const char *line, tdm__meeting_file *out)
@@ -121,16 +121,16 @@ static bool take_line(const char *line, tdm__meeting_file *out)
     size_t key = (size_t)(value++ - line);
     long number = 0;
     if (key == 4 && memcmp(line, "host", key) == 0)
-        return take_word(value, hex, out->host, sizeof out->host);
+        return take_word(value, hex, out->host, sizeof(out->host));
     if (key == 7 && memcmp(line, "process", key) == 0)
         return take_number(value, 1L << 31, &out->pid);
     if (key == 4 && memcmp(line, "name", key) == 0) {
-        if (strlen(value) >= sizeof out->host_name) return false;
+        if (strlen(value) >= sizeof(out->host_name)) return false;
         tdm__wire_clean((const uint8_t *)value, strlen(value), out->host_name);
         return true;
     }
     if (key == 6 && memcmp(line, "secret", key) == 0)
-        return take_word(value, hex, out->secret, sizeof out->secret);
+        return take_word(value, hex, out->secret, sizeof(out->secret));
     if (key == 4 && memcmp(line, "port", key) == 0 && take_number(value, 65535, &number)) {
         out->port = (int)number;
         return true;
@@ -144,13 +144,13 @@ static bool take_lines(const char *bytes, size_t count, tdm__meeting_file *out)
     for (size_t at = 0; at < count;) {
         const char *end = memchr(bytes + at, '\n', count - at);
         char line[256];
-        size_t length = end ? (size_t)(end - bytes) - at : sizeof line;
-        if (length >= sizeof line || memchr(bytes + at, '\0', length)) return false;
+        size_t length = end ? (size_t)(end - bytes) - at : sizeof(line);
+        if (length >= sizeof(line) || memchr(bytes + at, '\0', length)) return false;
         memcpy(line, bytes + at, length);
         line[length] = '\0';
         at += length + 1;
         bool is_end = strcmp(line, "end") == 0, is_good = is_end || take_line(line, out);
-        explicit_bzero(line, sizeof line);
+        explicit_bzero(line, sizeof(line));
         if (is_end) return at == count;
         if (!is_good) return false;
     }
@@ -165,7 +165,7 @@ bool tdm__meeting_file_parse(const char *bytes, size_t count, tdm__meeting_file 
                    take_lines(bytes + title, count - title, &file) && file.port > 0 &&
                    file.pid > 0 && *file.secret && *file.host;
     if (is_good) *out = file;
-    explicit_bzero(file.secret, sizeof file.secret);
+    explicit_bzero(file.secret, sizeof(file.secret));
     return is_good;
 }
 
@@ -192,13 +192,13 @@ tdm_status tdm__meeting_file_read(const char *path, tdm__meeting_file *out, uint
     }
     char bytes[MAX_FILE];
     tdm_status status = check_owner(fd, path, err);
-    ssize_t got = status == TDM_OK ? read(fd, bytes, sizeof bytes) : 0;
+    ssize_t got = status == TDM_OK ? read(fd, bytes, sizeof(bytes)) : 0;
     close(fd);
     if (status != TDM_OK) return status;
     if (got == 0) return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s is empty", path);
     bool is_good = got > 0 && tdm__meeting_file_parse(bytes, (size_t)got, out);
     if (is_good) *out_stamp = stamp_of(bytes, (size_t)got);
-    explicit_bzero(bytes, sizeof bytes);
+    explicit_bzero(bytes, sizeof(bytes));
     if (!is_good)
         return tdm_fail(err, TDM_ERR_FORMAT,
                         "rendezvous %s is there, but is no rendezvous file of tandem: name another "

@@ -63,7 +63,7 @@ tdm_status tdm__channel_secure(tdm__channel *channel, const tdm__facts *facts, c
     tdm__tls_options options = {
         .context = facts->tls, .is_server = is_server, .key = shared, .buffer_bytes = TLS_BUFFER};
     tdm_status status = tdm__stream_secure(&channel->stream, prove->protection, &options, err);
-    explicit_bzero(shared, sizeof shared);
+    explicit_bzero(shared, sizeof(shared));
     return status;
 }
 
@@ -188,7 +188,7 @@ static tdm_status open_channel(attempt *a, double until_s, tdm_error *err)
             tdm__protection_name(hello.protection), a->facts->rank,
             tdm__protection_name(prove.protection));
     }
-    TDM_TRY(tdm_os_random(prove.nonce, sizeof prove.nonce, err));
+    TDM_TRY(tdm_os_random(prove.nonce, sizeof(prove.nonce), err));
     if (tdm__prove(TDM__PROVER_RANK, key, &prove, hello.nonce, prove.mac) != TDM_OK ||
         !tdm__channel_put_frame(&a->channel, &prove))
         return out_of_memory(err);
@@ -211,11 +211,11 @@ static tdm_status check_name(attempt *a, tdm_error *err)
 {
     const tdm__tls *tls = a->channel.stream.tls;
     char address[96], subject[160];
-    tdm__socket_peer_address(a->channel.stream.fd, address, sizeof address);
+    tdm__socket_peer_address(a->channel.stream.fd, address, sizeof(address));
     if (!tls || tdm__tls_is_named(tls, address) ||
         (a->meeting && tdm__tls_is_named(tls, a->meeting->host)))
         return TDM_OK;
-    tdm__tls_subject(tls, subject, sizeof subject);
+    tdm__tls_subject(tls, subject, sizeof(subject));
     a->refused = true;
     return tdm_fail(err, TDM_ERR_PEER_REFUSED,
                     "rank 0 at %s has a certificate of another name (%s); its subject alternative "
@@ -229,10 +229,10 @@ static tdm_status derive_key(const attempt *a, const uint8_t nonce[TDM__WIRE_NON
 {
     static const char label[] = "tandem world key";
     const char *key = a->meeting ? a->meeting->key : "";
-    uint8_t text[sizeof label + TDM__WIRE_NONCE];
-    memcpy(text, label, sizeof label);
-    memcpy(text + sizeof label, nonce, TDM__WIRE_NONCE);
-    if (tdm_hmac_sha256(key, strlen(key), text, sizeof text, out) != TDM_OK)
+    uint8_t text[sizeof(label) + TDM__WIRE_NONCE];
+    memcpy(text, label, sizeof(label));
+    memcpy(text + sizeof(label), nonce, TDM__WIRE_NONCE);
+    if (tdm_hmac_sha256(key, strlen(key), text, sizeof(text), out) != TDM_OK)
         return out_of_memory(err);
     return TDM_OK;
 }
@@ -250,10 +250,10 @@ static tdm_status shake_hands(attempt *a, tdm__joined *out, tdm_error *err)
                        .size = (uint32_t)facts->size,
                        .epoch = facts->epoch,
                        .pid = (uint64_t)getpid()};
-    memcpy(join.host, facts->host, sizeof join.host);
-    memcpy(join.host_name, facts->host_name, sizeof join.host_name);
-    memcpy(join.job, facts->job, sizeof join.job);
-    memcpy(join.version, TDM_VERSION, sizeof TDM_VERSION);
+    memcpy(join.host, facts->host, sizeof(join.host));
+    memcpy(join.host_name, facts->host_name, sizeof(join.host_name));
+    memcpy(join.job, facts->job, sizeof(join.job));
+    memcpy(join.version, TDM_VERSION, sizeof(TDM_VERSION));
     if (!tdm__channel_put_frame(&a->channel, &join)) return out_of_memory(err);
     tdm__frame welcome;
     TDM_TRY(opening_frame(a, until_s, TDM__FRAME_WELCOME, "does not answer", &welcome, err));
@@ -281,9 +281,9 @@ static tdm_status await_start(attempt *a, tdm__entry **out, tdm_error *err)
                             "exited or was killed",
                             facts->size);
         if (frame.type == TDM__FRAME_REFUSED) return refused(&frame, a, err);
-        if (frame.type == TDM__FRAME_PING) memcpy(a->missing, frame.text, sizeof a->missing);
+        if (frame.type == TDM__FRAME_PING) memcpy(a->missing, frame.text, sizeof(a->missing));
         if (frame.type != TDM__FRAME_START) continue;
-        tdm__entry *entries = calloc((size_t)facts->size, sizeof *entries);
+        tdm__entry *entries = calloc((size_t)facts->size, sizeof(*entries));
         if (!entries) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to join the world");
         if (frame.count == (uint32_t)facts->size &&
             tdm__wire_entries(frame.bytes, frame.byte_count, frame.count, entries)) {
@@ -304,14 +304,14 @@ static tdm_status try_once(attempt *a, int fd, tdm__joined *out, tdm_error *err)
     if (status == TDM_OK) status = await_start(a, &joined.entries, err);
     if (status != TDM_OK) {
         tdm__channel_release(&a->channel);
-        explicit_bzero(joined.key, sizeof joined.key);
+        explicit_bzero(joined.key, sizeof(joined.key));
         return status;
     }
     joined.channel = a->channel;
     joined.here = tdm__socket_here(fd);
     joined.rank_0 = tdm__socket_there(fd);
     *out = joined;
-    explicit_bzero(joined.key, sizeof joined.key);
+    explicit_bzero(joined.key, sizeof(joined.key));
     return TDM_OK;
 }
 

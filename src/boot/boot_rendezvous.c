@@ -49,7 +49,7 @@ static tdm_status parse_tcp(tdm__rendezvous *meeting, const char *text, tdm_erro
     }
     size_t length = (size_t)(end - begin);
     if (length == 0) return bad(err, text, "the host is missing");
-    if (length >= sizeof meeting->host) return bad(err, text, "the host's name is too long");
+    if (length >= sizeof(meeting->host)) return bad(err, text, "the host's name is too long");
     size_t digits = strspn(port, "0123456789");
     long number = digits > 0 && digits < 6 && port[digits] == '\0' ? strtol(port, NULL, 10) : -1;
     if (number < 0 || number > 65535)
@@ -57,7 +57,7 @@ static tdm_status parse_tcp(tdm__rendezvous *meeting, const char *text, tdm_erro
     meeting->kind = TDM__MEET_TCP;
     memcpy(meeting->host, begin, length);
     meeting->host[length] = '\0';
-    snprintf(meeting->port, sizeof meeting->port, "%ld", number);
+    snprintf(meeting->port, sizeof(meeting->port), "%ld", number);
     return TDM_OK;
 }
 
@@ -80,25 +80,25 @@ tdm_status tdm__rendezvous_init(tdm__rendezvous *meeting, const char *text, cons
                                 tdm_error *err)
 {
     *meeting = (tdm__rendezvous){0};
-    if (strlen(text) >= sizeof meeting->text) return bad(err, text, "it is too long");
-    snprintf(meeting->text, sizeof meeting->text, "%s", text);
+    if (strlen(text) >= sizeof(meeting->text)) return bad(err, text, "it is too long");
+    snprintf(meeting->text, sizeof(meeting->text), "%s", text);
     if (!secret) secret = "";
-    if (strlen(secret) >= sizeof meeting->secret)
+    if (strlen(secret) >= sizeof(meeting->secret))
         return tdm_fail(err, TDM_ERR_INVALID, "the secret has %zu bytes; it may have %d",
                         strlen(secret), TDM_SECRET_BYTES - 1);
-    snprintf(meeting->secret, sizeof meeting->secret, "%s", secret);
-    snprintf(meeting->key, sizeof meeting->key, "%s", secret);
+    snprintf(meeting->secret, sizeof(meeting->secret), "%s", secret);
+    snprintf(meeting->key, sizeof(meeting->key), "%s", secret);
     if (*text == '\0') return bad(err, text, "it is empty");
     if (strncmp(text, "unix:", 5) == 0) {
         meeting->kind = TDM__MEET_UNIX;
-        if (strlen(text + 5) > sizeof meeting->name - 2)
+        if (strlen(text + 5) > sizeof(meeting->name) - 2)
             return bad(err, text, "the socket's name has at most 106 bytes");
-        snprintf(meeting->name, sizeof meeting->name, "%s", text + 5);
+        snprintf(meeting->name, sizeof(meeting->name), "%s", text + 5);
         return TDM_OK;
     }
     if (strchr(text, '/') || !strchr(text, ':')) {
         meeting->kind = TDM__MEET_FILE;
-        memcpy(meeting->path, meeting->text, sizeof meeting->path);
+        memcpy(meeting->path, meeting->text, sizeof(meeting->path));
         return TDM_OK;
     }
     TDM_TRY(parse_tcp(meeting, text, err));
@@ -139,9 +139,9 @@ static void pause_a_little(void)
 /* The port that the system chose. */
 static void note_port(tdm__rendezvous *meeting, int fd)
 {
-    snprintf(meeting->port, sizeof meeting->port, "%d", tdm__socket_port(fd));
+    snprintf(meeting->port, sizeof(meeting->port), "%d", tdm__socket_port(fd));
     bool brackets = strchr(meeting->host, ':') != NULL;
-    snprintf(meeting->text, sizeof meeting->text, "%s%s%s:%s", brackets ? "[" : "", meeting->host,
+    snprintf(meeting->text, sizeof(meeting->text), "%s%s%s:%s", brackets ? "[" : "", meeting->host,
              brackets ? "]" : "", meeting->port);
 }
 
@@ -181,9 +181,9 @@ static tdm_status listen_tcp(tdm__rendezvous *meeting, double until_s, int *out_
 static tdm_status draw_name(tdm__rendezvous *meeting, tdm_error *err)
 {
     uint64_t drawn = 0;
-    TDM_TRY(tdm_os_random(&drawn, sizeof drawn, err));
-    snprintf(meeting->name, sizeof meeting->name, "tandem-%016llx", (unsigned long long)drawn);
-    snprintf(meeting->text, sizeof meeting->text, "unix:%s", meeting->name);
+    TDM_TRY(tdm_os_random(&drawn, sizeof(drawn), err));
+    snprintf(meeting->name, sizeof(meeting->name), "tandem-%016llx", (unsigned long long)drawn);
+    snprintf(meeting->text, sizeof(meeting->text), "unix:%s", meeting->name);
     return TDM_OK;
 }
 
@@ -211,7 +211,7 @@ static void list_addresses(tdm__meeting_file *file)
 {
     struct ifaddrs *all = NULL;
     if (getifaddrs(&all) != 0) return;
-    const int max = (int)(sizeof file->address / sizeof file->address[0]);
+    const int max = (int)(sizeof(file->address) / sizeof(file->address[0]));
     for (int pass = 0; pass < 2; pass++) {
         for (const struct ifaddrs *at = all; at && file->address_count < max; at = at->ifa_next) {
             const struct sockaddr *address = at->ifa_addr;
@@ -221,7 +221,7 @@ static void list_addresses(tdm__meeting_file *file)
                                                              : sizeof(struct sockaddr_in);
             char *text = file->address[file->address_count];
             if ((address->sa_family == AF_INET || address->sa_family == AF_INET6) &&
-                getnameinfo(address, bytes, text, sizeof file->address[0], NULL, 0,
+                getnameinfo(address, bytes, text, sizeof(file->address[0]), NULL, 0,
                             NI_NUMERICHOST) == 0)
                 file->address_count++;
         }
@@ -233,7 +233,7 @@ static void host_hex(char out[TDM_SHA256_HEX], char name[64])
 {
     uint8_t raw[TDM_SHA256_BYTES] = {0};
     tdm__host_identity(NULL, raw, name, NULL);
-    tdm_hex(raw, sizeof raw, out);
+    tdm_hex(raw, sizeof(raw), out);
 }
 
 /* One attempt to reach whom a file names. -1 when nobody is there. */
@@ -242,7 +242,7 @@ static int connect_file(const tdm__meeting_file *file, double until_s,
 {
     char here[TDM_SHA256_HEX], name[64], port[8];
     host_hex(here, name);
-    snprintf(port, sizeof port, "%d", file->port);
+    snprintf(port, sizeof(port), "%d", file->port);
     bool local = strcmp(here, file->host) == 0;
     snprintf(why, why_bytes, "it names no address");
     for (int i = local ? -1 : 0; i < file->address_count; i++) {
@@ -262,11 +262,11 @@ static bool endpoint_says_hello(int fd, double until_s)
 {
     uint8_t head[TDM__WIRE_HEAD], type = 0;
     size_t got = 0, body_bytes = 0;
-    while (got < sizeof head) {
+    while (got < sizeof(head)) {
         double left = until_s - tdm_clock_s();
         struct pollfd wait = {.fd = fd, .events = POLLIN};
         if (left <= 0 || poll(&wait, 1, (int)(left * 1000) + 1) <= 0) return false;
-        ssize_t part = recv(fd, head + got, sizeof head - got, 0);
+        ssize_t part = recv(fd, head + got, sizeof(head) - got, 0);
         if (part <= 0) return false;
         got += (size_t)part;
     }
@@ -282,8 +282,8 @@ static tdm_status look_at_old_file(const tdm__rendezvous *meeting, tdm_error *er
     if (status == TDM_ERR_NOT_FOUND) return TDM_OK;
     if (status != TDM_OK) return status;
     char why[160];
-    int fd = connect_file(&old, tdm_clock_s() + 1, &meeting->cancellation, why, sizeof why);
-    explicit_bzero(old.secret, sizeof old.secret);
+    int fd = connect_file(&old, tdm_clock_s() + 1, &meeting->cancellation, why, sizeof(why));
+    explicit_bzero(old.secret, sizeof(old.secret));
     bool alive = fd >= 0 && endpoint_says_hello(fd, tdm_clock_s() + HELLO_S);
     if (fd >= 0) close(fd);
     if (alive)
@@ -298,13 +298,13 @@ static tdm_status look_at_old_file(const tdm__rendezvous *meeting, tdm_error *er
 
 void tdm__rendezvous_wipe(tdm__rendezvous *meeting)
 {
-    explicit_bzero(meeting->secret, sizeof meeting->secret);
-    explicit_bzero(meeting->key, sizeof meeting->key);
+    explicit_bzero(meeting->secret, sizeof(meeting->secret));
+    explicit_bzero(meeting->key, sizeof(meeting->key));
 }
 
 static void set_file_key(tdm__rendezvous *meeting, const tdm__meeting_file *file)
 {
-    snprintf(meeting->key, sizeof meeting->key, "%s:%s", file->secret, meeting->secret);
+    snprintf(meeting->key, sizeof(meeting->key), "%s:%s", file->secret, meeting->secret);
 }
 
 static tdm_status listen_file(tdm__rendezvous *meeting, int *out_fd, tdm_error *err)
@@ -319,15 +319,15 @@ static tdm_status listen_file(tdm__rendezvous *meeting, int *out_fd, tdm_error *
                         strerror(errno));
     tdm__meeting_file file = {.pid = (long)getpid(), .port = tdm__socket_port(fd)};
     uint8_t raw[16];
-    tdm_status status = tdm_os_random(raw, sizeof raw, err);
-    tdm_hex(raw, sizeof raw, file.secret);
+    tdm_status status = tdm_os_random(raw, sizeof(raw), err);
+    tdm_hex(raw, sizeof(raw), file.secret);
     host_hex(file.host, file.host_name);
     list_addresses(&file);
     if (status == TDM_OK)
         status = tdm__meeting_file_write(meeting->path, &file, &meeting->stamp, err);
     if (status == TDM_OK) set_file_key(meeting, &file);
-    explicit_bzero(raw, sizeof raw);
-    explicit_bzero(file.secret, sizeof file.secret);
+    explicit_bzero(raw, sizeof(raw));
+    explicit_bzero(file.secret, sizeof(file.secret));
     if (status != TDM_OK) {
         close(fd);
         return status;
@@ -396,15 +396,15 @@ tdm_status tdm__rendezvous_connect(tdm__rendezvous *meeting, double until_s, int
     tdm__meeting_file file;
     TDM_TRY(tdm__meeting_file_read(meeting->path, &file, &meeting->stamp, err));
     char why[160];
-    int fd = connect_file(&file, until_s, &meeting->cancellation, why, sizeof why);
+    int fd = connect_file(&file, until_s, &meeting->cancellation, why, sizeof(why));
     if (fd >= 0) set_file_key(meeting, &file);
-    explicit_bzero(file.secret, sizeof file.secret);
+    explicit_bzero(file.secret, sizeof(file.secret));
     if (fd < 0)
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
                         "%s names process %ld on %s, but nobody listens there (%s): perhaps it is "
                         "of an earlier run",
                         meeting->path, file.pid, file.host_name, why);
-    snprintf(meeting->host, sizeof meeting->host, "%s", file.host_name); /* for its certificate */
+    snprintf(meeting->host, sizeof(meeting->host), "%s", file.host_name); /* for its certificate */
     *out_fd = fd;
     return TDM_OK;
 }
@@ -415,7 +415,7 @@ bool tdm__rendezvous_changed(const tdm__rendezvous *meeting)
     uint64_t stamp = 0;
     if (meeting->kind != TDM__MEET_FILE) return false;
     tdm_status status = tdm__meeting_file_read(meeting->path, &file, &stamp, NULL);
-    explicit_bzero(&file, sizeof file);
+    explicit_bzero(&file, sizeof(file));
     return status != TDM_OK || stamp != meeting->stamp;
 }
 

@@ -97,7 +97,7 @@ typedef struct client {
 static void wake(client *c)
 {
     uint64_t one = 1;
-    if (write(c->wake_fd, &one, sizeof one) < 0) return; /* full: it is awake */
+    if (write(c->wake_fd, &one, sizeof(one)) < 0) return; /* full: it is awake */
 }
 
 /* Waits for a change until a time of our clock, which is CLOCK_MONOTONIC, as the condition's is. */
@@ -113,7 +113,7 @@ static void queue(client *c, const tdm__news *news)
 {
     if (news->kind == TDM__NEWS_BROKEN && c->broken_count >= MAX_BROKEN) return;
     size_t bytes = strlen(news->text) + 1;
-    letter *new = calloc(1, sizeof *new + bytes);
+    letter *new = calloc(1, sizeof(*new) + bytes);
     if (!new) {
         tdm_log(TDM_LOG_ERROR, "comm", "no memory for the news about rank %d: %s", news->rank,
                 news->text);
@@ -140,7 +140,7 @@ static void lose_hope(client *c, const char *text)
 {
     if (c->has_failed) return;
     c->has_failed = true;
-    snprintf(c->failure_text, sizeof c->failure_text, "%.290s", text);
+    snprintf(c->failure_text, sizeof(c->failure_text), "%.290s", text);
     pthread_cond_broadcast(&c->changed);
 }
 
@@ -153,7 +153,7 @@ static void gone(client *c, int rank, tdm__news_kind kind, const char *text,
     if (c->first_gone < 0) {
         c->first_gone = rank;
         snprintf(
-            c->gone_text, sizeof c->gone_text, "rank %d (%s, process %llu) %s%.150s", rank,
+            c->gone_text, sizeof(c->gone_text), "rank %d (%s, process %llu) %s%.150s", rank,
             c->peers[rank].entry.name, (unsigned long long)c->peers[rank].entry.pid,
             kind == TDM__NEWS_LEFT ? "has left" : "is lost: ", kind == TDM__NEWS_LEFT ? "" : text);
         if (kind == TDM__NEWS_LOST) lose_hope(c, c->gone_text);
@@ -177,7 +177,7 @@ static void cut_off(client *c, tdm_peer_sign sign, const char *how)
     }
     if (!c->heard_bye && !c->said_bye && c->control.rank != 0) {
         tdm_peer_loss loss = {.sign = sign, .heard_s = tdm_clock_s() - c->heard_s};
-        snprintf(loss.what, sizeof loss.what, "%.150s", c->hub_does);
+        snprintf(loss.what, sizeof(loss.what), "%.150s", c->hub_does);
         gone(c, 0, TDM__NEWS_LOST, how, &loss);
     }
     pthread_cond_broadcast(&c->changed);
@@ -190,7 +190,7 @@ static void take_blocks(client *c, const tdm__frame *frame)
     if (!c->exchanging || c->exchanged || frame->number != c->exchange_number) return;
     size_t size = (size_t)c->control.size, total = 0;
     const uint8_t *from = NULL;
-    size_t *bytes = calloc(size, sizeof *bytes);
+    size_t *bytes = calloc(size, sizeof(*bytes));
     c->exchanged = true;
     pthread_cond_broadcast(&c->changed);
     if (!bytes || frame->count != size || !tdm__wire_blocks(frame, bytes, &from)) {
@@ -226,7 +226,7 @@ static void take_news(client *c, const tdm__frame *frame)
         tdm_peer_loss loss = {.sign = frame->id <= TDM_SIGN_TOLD ? (tdm_peer_sign)frame->id
                                                                  : TDM_SIGN_TOLD,
                               .heard_s = frame->number * 1e-3};
-        memcpy(loss.what, frame->what, sizeof loss.what);
+        memcpy(loss.what, frame->what, sizeof(loss.what));
         gone(c, (int)frame->rank, (tdm__news_kind)frame->kind, frame->text,
              frame->kind == TDM__NEWS_LOST ? &loss : NULL);
     } else if (frame->kind == TDM__NEWS_BROKEN) {
@@ -248,12 +248,12 @@ static void take_frame(client *c, const tdm__frame *frame)
     case TDM__FRAME_NEWS: take_news(c, frame); break;
     case TDM__FRAME_ANSWER:
         if (frame->id != c->question) break;
-        memcpy(c->answer, frame->text, sizeof c->answer);
+        memcpy(c->answer, frame->text, sizeof(c->answer));
         c->answered = true;
         pthread_cond_broadcast(&c->changed);
         break;
     case TDM__FRAME_BYE: c->heard_bye = true; break;
-    case TDM__FRAME_PING: memcpy(c->hub_does, frame->text, sizeof c->hub_does); break;
+    case TDM__FRAME_PING: memcpy(c->hub_does, frame->text, sizeof(c->hub_does)); break;
     default: break;
     }
 }
@@ -283,7 +283,7 @@ static void send_beat(client *c)
 {
     if (tdm__channel_has_output(&c->channel)) return;
     tdm__frame frame = {.type = TDM__FRAME_BEAT};
-    memcpy(frame.text, c->beat, sizeof frame.text);
+    memcpy(frame.text, c->beat, sizeof(frame.text));
     tdm__channel_put_frame(&c->channel, &frame);
 }
 
@@ -300,7 +300,7 @@ static void listen_for_silence(client *c, double now_s)
         tdm__silence_is_slowness(&c->hub_process, hub->pid, now_s - c->heard_s, min_s))
         return;
     char text[80];
-    snprintf(text, sizeof text, "it was not heard of for %.1f s", now_s - c->heard_s);
+    snprintf(text, sizeof(text), "it was not heard of for %.1f s", now_s - c->heard_s);
     cut_off(c, TDM_SIGN_SILENCE, text);
 }
 
@@ -315,7 +315,7 @@ static void sleep_until(client *c, double until_s)
     double left_s = until_s - tdm_clock_s();
     poll(wait, 2, left_s > 0 ? (int)(left_s * 1000) + 1 : 0);
     uint64_t times;
-    if (wait[1].revents && read(c->wake_fd, &times, sizeof times) < 0) times = 0;
+    if (wait[1].revents && read(c->wake_fd, &times, sizeof(times)) < 0) times = 0;
     pthread_mutex_lock(&c->lock);
 }
 
@@ -381,11 +381,11 @@ static void describe(client *c)
 {
     char text[TDM__WIRE_TEXT] = "";
     pthread_mutex_unlock(&c->lock);
-    if (c->events.describe) c->events.describe(c->events.user, text, sizeof text);
-    text[sizeof text - 1] = '\0';
+    if (c->events.describe) c->events.describe(c->events.user, text, sizeof(text));
+    text[sizeof(text) - 1] = '\0';
     pthread_mutex_lock(&c->lock);
     bool is_first = !*c->beat;
-    memcpy(c->beat, text, sizeof c->beat);
+    memcpy(c->beat, text, sizeof(c->beat));
     if (!is_first) return;
     c->beats_now = true; /* so that something is known from the beginning on */
     wake(c);
@@ -477,7 +477,7 @@ static void catch_up(tdm__control *control, double until_s)
     char answer[TDM__WIRE_TEXT];
     for (int i = 0; i < 2; i++) {
         tdm__frame frame = {.kind = TDM__ASK_REPORT};
-        if (!ask(c, &frame, until_s, answer, sizeof answer)) break;
+        if (!ask(c, &frame, until_s, answer, sizeof(answer))) break;
     }
     pthread_mutex_lock(&c->lock);
     await_told(c, until_s);
@@ -502,7 +502,7 @@ static tdm_status exchange_failed(client *c, uint32_t number, tdm_error *err)
     pthread_mutex_unlock(&c->lock);
     tdm__frame frame = {.kind = TDM__ASK_LACKING, .number = number};
     char who[TDM__WIRE_TEXT] = "";
-    if (!ask(c, &frame, 0, who, sizeof who) || !*who) snprintf(who, sizeof who, "not known");
+    if (!ask(c, &frame, 0, who, sizeof(who)) || !*who) snprintf(who, sizeof(who), "not known");
     pthread_mutex_lock(&c->lock);
     return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
                     "exchange %u of the ranks did not end within %.3g s; missing ranks: %s", number,
@@ -601,7 +601,7 @@ static void broken(tdm__control *control, uint32_t group, tdm_status status, con
                         .rank = (uint32_t)control->rank,
                         .group = group,
                         .status = (uint32_t)status};
-    snprintf(frame.text, sizeof frame.text, "%s", text);
+    snprintf(frame.text, sizeof(frame.text), "%s", text);
     pthread_mutex_lock(&c->lock);
     if (group == TDM__ALL_GROUPS) stop_asking(c);
     if (!c->cut && !c->said_bye && tdm__channel_put_frame(&c->channel, &frame)) wake(c);
@@ -661,7 +661,7 @@ static void release(client *c)
     free(c->host_names);
     tdm__tls_context_destroy(c->facts.tls);
     free(c->peers);
-    explicit_bzero(c->control.key, sizeof c->control.key);
+    explicit_bzero(c->control.key, sizeof(c->control.key));
     free(c);
 }
 
@@ -711,9 +711,9 @@ static tdm_status prepare(client *c, const tdm__control_parts *parts, tdm_error 
     pthread_mutex_init(&c->asking, NULL);
     c->channel = parts->joined->channel;
     c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    c->host_of = calloc((size_t)size, sizeof *c->host_of);
-    c->peers = calloc((size_t)size, sizeof *c->peers);
-    c->host_names = calloc((size_t)size, sizeof *c->host_names);
+    c->host_of = calloc((size_t)size, sizeof(*c->host_of));
+    c->peers = calloc((size_t)size, sizeof(*c->peers));
+    c->host_names = calloc((size_t)size, sizeof(*c->host_names));
     if (c->wake_fd < 0 || !c->host_of || !c->peers || !c->host_names)
         return tdm_fail(err, TDM_ERR_SYSTEM, "cannot make the control connection: %s",
                         strerror(errno));
@@ -732,7 +732,7 @@ static tdm_status prepare(client *c, const tdm__control_parts *parts, tdm_error 
                                 .host_names = c->host_names,
                                 .host_of = c->host_of,
                                 .cancellation = parts->facts->cancellation};
-    memcpy(c->control.key, parts->joined->key, sizeof c->control.key);
+    memcpy(c->control.key, parts->joined->key, sizeof(c->control.key));
     c->heard_s = tdm_clock_s();
     c->first_gone = -1;
     return TDM_OK;
@@ -740,7 +740,7 @@ static tdm_status prepare(client *c, const tdm__control_parts *parts, tdm_error 
 
 tdm_status tdm__control_create(const tdm__control_parts *parts, tdm__control **out, tdm_error *err)
 {
-    client *c = calloc(1, sizeof *c);
+    client *c = calloc(1, sizeof(*c));
     if (!c) {
         tdm__channel_release(&parts->joined->channel);
         free(parts->joined->entries);

@@ -15,7 +15,7 @@ enum { IN_LEAST = 8192, IN_KEPT = 64 << 10, MAX_READ = 256 << 10 };
 tdm__blob *tdm__blob_of(const tdm_str *str)
 {
     if (!tdm_str_ok(str)) return NULL;
-    tdm__blob *blob = malloc(sizeof *blob + str->length);
+    tdm__blob *blob = malloc(sizeof(*blob) + str->length);
     if (!blob) return NULL;
     blob->users = 1;
     blob->bytes = str->length;
@@ -114,7 +114,7 @@ int tdm__channel_next(tdm__channel *channel, tdm__frame *out)
     /* A stranger's first bytes are judged as they come: an HTTP request has no 12 bytes of head. */
     static const uint8_t magic[4] = {'T', 'd', 'm', 'C'};
     const uint8_t *at = channel->in + channel->in_first;
-    size_t seen = channel->in_count < sizeof magic ? channel->in_count : sizeof magic;
+    size_t seen = channel->in_count < sizeof(magic) ? channel->in_count : sizeof(magic);
     if (memcmp(at, magic, seen) != 0) return -1;
     if (channel->in_count < TDM__WIRE_HEAD) return 0;
     uint8_t type = 0;
@@ -130,7 +130,7 @@ int tdm__channel_next(tdm__channel *channel, tdm__frame *out)
 bool tdm__channel_put(tdm__channel *channel, tdm__blob *blob)
 {
     if (!blob || channel->out_bytes + blob->bytes > TDM__MAX_CHANNEL_QUEUE) return false;
-    tdm__outgoing *outgoing = malloc(sizeof *outgoing);
+    tdm__outgoing *outgoing = malloc(sizeof(*outgoing));
     if (!outgoing) return false;
     blob->users++;
     *outgoing = (tdm__outgoing){.blob = blob};

@@ -56,7 +56,7 @@ static void note_tls(tdm__hub *hub, const tdm__hub_peer *caller)
     if (!caller->proved || !tls || !*tdm__tls_why(tls)) return;
     tdm_log(TDM_LOG_WARN, "comm", "no encrypted connection with a rank from %s: %s",
             caller->address, tdm__tls_why(tls));
-    snprintf(hub->refused, sizeof hub->refused, "no encrypted connection with a rank from %s: %s",
+    snprintf(hub->refused, sizeof(hub->refused), "no encrypted connection with a rank from %s: %s",
              caller->address, tdm__tls_why(tls));
 }
 
@@ -219,7 +219,7 @@ static void give_up_joining(tdm__hub *hub)
                      hub->facts.size - hub->here_count, hub->facts.size, hub->facts.join_s,
                      tdm_str_text(&missing), hub->refused[0] ? "; " : "", hub->refused);
     memcpy(frame.text, tdm_str_text(&text),
-           text.length < sizeof frame.text ? text.length : sizeof frame.text - 1);
+           text.length < sizeof(frame.text) ? text.length : sizeof(frame.text) - 1);
     for (int i = 0; i < hub->facts.size; i++) {
         tdm__member *member = &hub->members[i];
         if (member->state != TDM__MEMBER_HERE) continue;
@@ -239,11 +239,12 @@ static void beat(tdm__hub *hub)
     if (!hub->started) {
         tdm_str missing = TDM_STR_INIT;
         tdm__hub_missing(hub, &missing);
-        size_t length = missing.length < sizeof frame.text ? missing.length : sizeof frame.text - 1;
+        size_t length = missing.length < sizeof(frame.text) ? missing.length
+                                                            : sizeof(frame.text) - 1;
         memcpy(frame.text, tdm_str_text(&missing), length);
         tdm_str_release(&missing);
     } else {
-        memcpy(frame.text, hub->members[0].text, sizeof frame.text);
+        memcpy(frame.text, hub->members[0].text, sizeof(frame.text));
     }
     tdm__blob *blob = tdm__blob_frame(&frame);
     for (int i = 0; blob && i < hub->facts.size; i++) {
@@ -330,7 +331,7 @@ static void *run(void *user)
             void *who = events[i].data.ptr;
             if (who == &hub->wake_fd) {
                 uint64_t times;
-                while (read(hub->wake_fd, &times, sizeof times) > 0) continue;
+                while (read(hub->wake_fd, &times, sizeof(times)) > 0) continue;
             } else if (who == &hub->listen_fd) {
                 tdm__hub_accept(hub);
             } else if (!((tdm__hub_peer *)who)->over) {
@@ -356,13 +357,13 @@ static void release(tdm__hub *hub)
     if (hub->listen_fd >= 0) close(hub->listen_fd);
     if (hub->wake_fd >= 0) close(hub->wake_fd);
     if (hub->epoll_fd >= 0) close(hub->epoll_fd);
-    explicit_bzero(hub->key, sizeof hub->key);
+    explicit_bzero(hub->key, sizeof(hub->key));
     free(hub);
 }
 
 static tdm_status prepare(tdm__hub *hub, int inner_fd, tdm_error *err)
 {
-    hub->members = calloc((size_t)hub->facts.size, sizeof *hub->members);
+    hub->members = calloc((size_t)hub->facts.size, sizeof(*hub->members));
     hub->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     hub->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     for (int i = 0; hub->members && i < hub->facts.size; i++) hub->members[i].waits_for = -1;
@@ -384,7 +385,7 @@ static tdm_status prepare(tdm__hub *hub, int inner_fd, tdm_error *err)
 
 tdm_status tdm__hub_create(const tdm__hub_options *options, tdm__hub **out, tdm_error *err)
 {
-    tdm__hub *hub = calloc(1, sizeof *hub);
+    tdm__hub *hub = calloc(1, sizeof(*hub));
     if (!hub) {
         if (options->listen_fd >= 0) close(options->listen_fd);
         close(options->inner_fd);
@@ -393,12 +394,12 @@ tdm_status tdm__hub_create(const tdm__hub_options *options, tdm__hub **out, tdm_
     double now_s = tdm_clock_s();
     hub->facts = *options->facts;
     hub->world = options->world;
-    memcpy(hub->nonce, options->nonce, sizeof hub->nonce);
+    memcpy(hub->nonce, options->nonce, sizeof(hub->nonce));
     hub->listen_fd = options->listen_fd;
     hub->wake_fd = hub->epoll_fd = -1;
     hub->join_until_s = now_s + hub->facts.join_s;
     hub->beat_at_s = now_s;
-    memcpy(hub->key, options->key, strnlen(options->key, sizeof hub->key - 1));
+    memcpy(hub->key, options->key, strnlen(options->key, sizeof(hub->key) - 1));
     tdm_status status = prepare(hub, options->inner_fd, err);
     if (status == TDM_OK) status = tdm__thread_start(&hub->thread, run, hub, err);
     if (status != TDM_OK) {
@@ -414,7 +415,7 @@ void tdm__hub_destroy(tdm__hub *hub)
     if (!hub) return;
     atomic_store(&hub->ending, true);
     uint64_t one = 1;
-    if (write(hub->wake_fd, &one, sizeof one) < 0) { /* full: it is awake */
+    if (write(hub->wake_fd, &one, sizeof(one)) < 0) { /* full: it is awake */
     }
     pthread_join(hub->thread, NULL);
     release(hub);

@@ -32,19 +32,19 @@ enum {
 
 tdm__hub_peer *tdm__hub_admit(tdm__hub *hub, int fd, const char *address)
 {
-    tdm__hub_peer *caller = calloc(1, sizeof *caller);
+    tdm__hub_peer *caller = calloc(1, sizeof(*caller));
     if (!caller) return NULL;
     tdm__frame hello = {.type = TDM__FRAME_HELLO, .protocol = TDM__WIRE_PROTOCOL};
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = caller};
-    if (tdm_os_random(caller->nonce, sizeof caller->nonce, NULL) != TDM_OK ||
+    if (tdm_os_random(caller->nonce, sizeof(caller->nonce), NULL) != TDM_OK ||
         epoll_ctl(hub->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
         free(caller);
         return NULL;
     }
-    memcpy(hello.nonce, caller->nonce, sizeof hello.nonce);
+    memcpy(hello.nonce, caller->nonce, sizeof(hello.nonce));
     hello.protection = caller->protection = tdm__protection_for(hub->facts.security, fd);
     tdm__channel_init(&caller->channel, fd, TDM__MAX_WIRE_PROVE);
-    snprintf(caller->address, sizeof caller->address, "%s", address);
+    snprintf(caller->address, sizeof(caller->address), "%s", address);
     caller->until_s = tdm_clock_s() + STRANGER_S;
     caller->next = hub->callers;
     hub->callers = caller;
@@ -71,10 +71,10 @@ static void turn_away(tdm__hub *hub, tdm__hub_peer *caller, tdm_status status, c
     if (hub->told_of_refused < MAX_MENTIONED)
         tdm_log(TDM_LOG_WARN, "comm", "turned away a rank from %s: %s%s", caller->address, why,
                 ++hub->told_of_refused < MAX_MENTIONED ? "" : "; more will not be mentioned");
-    snprintf(hub->refused, sizeof hub->refused, "a rank from %s was turned away: %s",
+    snprintf(hub->refused, sizeof(hub->refused), "a rank from %s was turned away: %s",
              caller->address, why);
     tdm__frame frame = {.type = TDM__FRAME_REFUSED, .status = (uint32_t)status};
-    snprintf(frame.text, sizeof frame.text, "%s", why);
+    snprintf(frame.text, sizeof(frame.text), "%s", why);
     tdm__hub_send(hub, caller, &frame);
     tdm__hub_let_go(hub, caller);
 }
@@ -96,9 +96,9 @@ void tdm__hub_accept(tdm__hub *hub)
     }
     for (int i = 0; i < MAX_ACCEPT; i++) {
         char address[96];
-        int fd = tdm__socket_accept(hub->listen_fd, address, sizeof address);
+        int fd = tdm__socket_accept(hub->listen_fd, address, sizeof(address));
         if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
-            snprintf(hub->refused, sizeof hub->refused,
+            snprintf(hub->refused, sizeof(hub->refused),
                      "rank 0 cannot take one more connection: %s; `ulimit -n` shows the limit on "
                      "open files",
                      strerror(errno));
@@ -144,7 +144,7 @@ void tdm__hub_garbage(tdm__hub *hub, tdm__hub_peer *caller)
     if (tdm__wire_protocol(channel->in + channel->in_first, channel->in_count, &protocol) &&
         protocol != TDM__WIRE_PROTOCOL && protocol < MAX_PROTOCOL) {
         char why[160];
-        snprintf(why, sizeof why, PROTOCOL_TEXT, protocol, TDM__WIRE_PROTOCOL);
+        snprintf(why, sizeof(why), PROTOCOL_TEXT, protocol, TDM__WIRE_PROTOCOL);
         turn_away(hub, caller, TDM_ERR_PEER_REFUSED, why);
         return;
     }
@@ -208,16 +208,16 @@ static void hear_proof(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *p
     tdm__frame accept = {.type = TDM__FRAME_ACCEPT};
     bool is_right = false;
     if (prove->protocol != TDM__WIRE_PROTOCOL)
-        snprintf(why, sizeof why, PROTOCOL_TEXT, prove->protocol, TDM__WIRE_PROTOCOL);
+        snprintf(why, sizeof(why), PROTOCOL_TEXT, prove->protocol, TDM__WIRE_PROTOCOL);
     else if (prove->protection != caller->protection)
-        snprintf(why, sizeof why,
+        snprintf(why, sizeof(why),
                  "it wants the connection protected by %s, rank 0 by %s: set comm.security (or "
                  "TANDEM_SECURITY) to the same on all hosts",
                  tdm__protection_name(prove->protection), tdm__protection_name(caller->protection));
     else if (tdm__prove(TDM__PROVER_RANK, hub->key, prove, caller->nonce, proof) != TDM_OK)
         is_right = false;
     else if (!tdm__proof_equal(proof, prove->mac))
-        snprintf(why, sizeof why, "it has another secret");
+        snprintf(why, sizeof(why), "it has another secret");
     else
         is_right = tdm__prove(TDM__PROVER_HUB, hub->key, prove, caller->nonce, accept.mac) ==
                    TDM_OK;
@@ -242,10 +242,10 @@ static bool is_misnamed(const tdm__hub_peer *caller, const tdm__frame *join, cha
 {
     const tdm__tls *tls = caller->channel.stream.tls;
     char address[96], subject[160];
-    tdm__socket_peer_address(caller->channel.stream.fd, address, sizeof address);
+    tdm__socket_peer_address(caller->channel.stream.fd, address, sizeof(address));
     if (!tls || tdm__tls_is_named(tls, address) || tdm__tls_is_named(tls, join->host_name))
         return false;
-    tdm__tls_subject(tls, subject, sizeof subject);
+    tdm__tls_subject(tls, subject, sizeof(subject));
     snprintf(
         out, bytes,
         "rank %u on host %s has a certificate of another name (%s); its subject alternative names "
@@ -265,22 +265,22 @@ void tdm__hub_serve_unproved(tdm__hub *hub, tdm__hub_peer *caller, const tdm__fr
         return;
     }
     char why[512];
-    bool is_final = is_misfit(hub, frame, why, sizeof why) ||
-                    is_misnamed(caller, frame, why, sizeof why);
-    if (is_final || has_no_place(hub, caller, frame, why, sizeof why)) {
+    bool is_final = is_misfit(hub, frame, why, sizeof(why)) ||
+                    is_misnamed(caller, frame, why, sizeof(why));
+    if (is_final || has_no_place(hub, caller, frame, why, sizeof(why))) {
         turn_away(hub, caller, is_final ? TDM_ERR_PEER_MISMATCH : TDM_ERR_PEER_REFUSED, why);
         return;
     }
     tdm__frame welcome = {.type = TDM__FRAME_WELCOME, .world = hub->world};
-    memcpy(welcome.nonce, hub->nonce, sizeof welcome.nonce);
+    memcpy(welcome.nonce, hub->nonce, sizeof(welcome.nonce));
     tdm__member *member = &hub->members[frame->rank];
     *member = (tdm__member){.state = TDM__MEMBER_HERE,
                             .caller = caller,
                             .pid = frame->pid,
                             .heard_s = tdm_clock_s(),
                             .waits_for = -1};
-    memcpy(member->host, frame->host, sizeof member->host);
-    memcpy(member->host_name, frame->host_name, sizeof member->host_name);
+    memcpy(member->host, frame->host, sizeof(member->host));
+    memcpy(member->host_name, frame->host_name, sizeof(member->host_name));
     caller->state = TDM__HUB_PEER_MEMBER;
     caller->is_guest = false;
     caller->rank = (int)frame->rank;
@@ -297,17 +297,17 @@ void tdm__hub_start(tdm__hub *hub)
 {
     int size = hub->facts.size;
     tdm_str entries = TDM_STR_INIT;
-    int *hosts = calloc((size_t)size, sizeof *hosts); /* the lowest rank of each host */
+    int *hosts = calloc((size_t)size, sizeof(*hosts)); /* the lowest rank of each host */
     int host_count = 0;
     for (int i = 0; hosts && i < size; i++) {
         const tdm__member *member = &hub->members[i];
         int host = 0;
         while (host < host_count &&
-               memcmp(hub->members[hosts[host]].host, member->host, sizeof member->host) != 0)
+               memcmp(hub->members[hosts[host]].host, member->host, sizeof(member->host)) != 0)
             host++;
         if (host == host_count) hosts[host_count++] = i;
         tdm__entry entry = {.host = (uint32_t)host, .pid = member->pid};
-        memcpy(entry.name, member->host_name, sizeof entry.name);
+        memcpy(entry.name, member->host_name, sizeof(entry.name));
         tdm__wire_entry_write(&entry, &entries);
     }
     tdm__frame frame = {.type = TDM__FRAME_START,

@@ -40,7 +40,7 @@ static void went_early(tdm__hub *hub, int rank, const char *how)
     hub->here_count--;
     if (hub->facts.cancellation.is_over && !hub->doomed) {
         hub->doomed = true;
-        snprintf(hub->refused, sizeof hub->refused,
+        snprintf(hub->refused, sizeof(hub->refused),
                  "rank %d (%s, process %llu) ended before all ranks had come: %.120s", rank,
                  member->host_name, (unsigned long long)member->pid, how);
     }
@@ -63,7 +63,7 @@ static void tell_given_up(tdm__member *member, int rank)
                        .rank = (uint32_t)rank,
                        .status = TDM_ERR_PEER_FAILED,
                        .id = TDM_SIGN_SILENCE};
-    snprintf(news.text, sizeof news.text, "%s", member->end);
+    snprintf(news.text, sizeof(news.text), "%s", member->end);
     if (tdm__channel_put_frame(&member->caller->channel, &news))
         (void)tdm__channel_flush(&member->caller->channel);
 }
@@ -74,7 +74,7 @@ void tdm__hub_lost(tdm__hub *hub, int rank, tdm_peer_sign sign, const char *fmt,
     if (member->state != TDM__MEMBER_HERE) return;
     va_list args;
     va_start(args, fmt);
-    vsnprintf(member->end, sizeof member->end, fmt, args);
+    vsnprintf(member->end, sizeof(member->end), fmt, args);
     va_end(args);
     if (sign == TDM_SIGN_SILENCE) tell_given_up(member, rank);
     tdm__hub_drop(hub, member->caller);
@@ -92,8 +92,8 @@ void tdm__hub_lost(tdm__hub *hub, int rank, tdm_peer_sign sign, const char *fmt,
                        .status = TDM_ERR_PEER_FAILED,
                        .id = sign,
                        .number = silence_ms(member)};
-    snprintf(news.text, sizeof news.text, "%s", member->end);
-    snprintf(news.what, sizeof news.what, "%.*s", (int)sizeof news.what - 1, member->text);
+    snprintf(news.text, sizeof(news.text), "%s", member->end);
+    snprintf(news.what, sizeof(news.what), "%.*s", (int)sizeof(news.what) - 1, member->text);
     tell_others(hub, &news);
 }
 
@@ -123,7 +123,7 @@ bool tdm__hub_is_silent(const tdm__hub *hub, int rank, double now_s)
 /* Of a rank of this host the kernel says whether it makes progress. */
 static bool is_only_slow(const tdm__hub *hub, tdm__member *member, double now_s)
 {
-    if (memcmp(member->host, hub->facts.host, sizeof member->host) != 0) return false;
+    if (memcmp(member->host, hub->facts.host, sizeof(member->host)) != 0) return false;
     return tdm__silence_is_slowness(&member->process, member->pid, now_s - member->heard_s,
                                     hub->facts.silence_s);
 }
@@ -316,7 +316,7 @@ static void answer(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *ask)
         report(hub, caller->rank, ask, &text);
     }
     tdm__frame frame = {.type = TDM__FRAME_ANSWER, .id = ask->id};
-    snprintf(frame.text, sizeof frame.text, "%s", tdm_str_text(&text));
+    snprintf(frame.text, sizeof(frame.text), "%s", tdm_str_text(&text));
     tdm_str_release(&text);
     tdm__hub_send(hub, caller, &frame);
 }
@@ -326,7 +326,7 @@ void tdm__hub_member(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *fra
     tdm__member *member = &hub->members[caller->rank];
     tdm__frame news;
     switch (frame->type) {
-    case TDM__FRAME_BEAT: memcpy(member->text, frame->text, sizeof member->text); break;
+    case TDM__FRAME_BEAT: memcpy(member->text, frame->text, sizeof(member->text)); break;
     case TDM__FRAME_EXCHANGE: add_block(hub, caller, frame); break;
     case TDM__FRAME_ASK: answer(hub, caller, frame); break;
     case TDM__FRAME_BYE: left(hub, caller); break;

@@ -124,7 +124,7 @@ void tdm__wire_entry_write(const tdm__entry *entry, tdm_str *out)
 {
     tdm__wire_put_u32(entry->host, out);
     tdm__wire_put_u64(entry->pid, out);
-    put_text(entry->name, sizeof entry->name, out);
+    put_text(entry->name, sizeof(entry->name), out);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -225,7 +225,7 @@ bool tdm__wire_protocol(const uint8_t *bytes, size_t count, uint32_t *out)
 bool tdm__wire_read(uint8_t type, const uint8_t *body, size_t body_bytes, tdm__frame *out)
 {
     if (type == 0 || type >= TDM__FRAME_TYPES) return false;
-    memset(out, 0, sizeof *out);
+    memset(out, 0, sizeof(*out));
     out->type = type;
     reader r = {.at = body, .left = body_bytes};
     for (const char *at = layouts[type]; *at && !r.bad; at++) take_field(&r, field_of(*at), out);
@@ -239,7 +239,7 @@ bool tdm__wire_entries(const uint8_t *bytes, size_t byte_count, uint32_t count, 
     for (uint32_t i = 0; i < count && !r.bad; i++) {
         out[i].host = (uint32_t)take_number(&r, 4);
         out[i].pid = take_number(&r, 8);
-        take_text(&r, out[i].name, sizeof out[i].name);
+        take_text(&r, out[i].name, sizeof(out[i].name));
         if (out[i].host > hosts) r.bad = true;
         if (out[i].host == hosts) hosts++;
     }

@@ -161,7 +161,7 @@ bool tdm_security_parse(const char *text, tdm_security *out)
                                         [TDM_SECURITY_OFF] = "off",
                                         [TDM_SECURITY_PSK] = "psk",
                                         [TDM_SECURITY_TLS] = "tls"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         if (strcmp(text, names[i]) == 0) {
             *out = (tdm_security)i;
             return true;
@@ -277,9 +277,9 @@ bool tdm__slurm_first_host(const char *list, char *out, size_t bytes)
 static bool parent_identity(char *out, size_t bytes)
 {
     char path[64], line[1024] = "";
-    snprintf(path, sizeof path, "/proc/%ld/stat", (long)getppid());
+    snprintf(path, sizeof(path), "/proc/%ld/stat", (long)getppid());
     FILE *file = fopen(path, "re");
-    size_t got = file ? fread(line, 1, sizeof line - 1, file) : 0;
+    size_t got = file ? fread(line, 1, sizeof(line) - 1, file) : 0;
     if (file) fclose(file);
     line[got] = '\0';
     /* The 22nd field is when it began; names may hold spaces, so count from the last bracket. */
@@ -332,7 +332,7 @@ bool tdm_comm_launch_name(const tdm_comm_place *place, char out[TDM_LAUNCH_NAME_
     char identity[512];
     bool is_of_host = true;
     if (strcmp(place->launcher, "tandem") == 0 ||
-        !launch_identity(identity, sizeof identity, &is_of_host) ||
+        !launch_identity(identity, sizeof(identity), &is_of_host) ||
         (is_of_host && !on_one_host(place)))
         return false;
     snprintf(out, TDM_LAUNCH_NAME_BYTES, "%016llx", (unsigned long long)hash_of(identity));
@@ -347,7 +347,7 @@ tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__
     tdm_comm_place place = {.size = 0};
     bool known = tdm_comm_environment(&place, NULL) == TDM_OK && place.size == options->size;
     if (known && on_one_host(&place) && strcmp(place.launcher, "tandem") != 0 &&
-        launch_identity(identity, sizeof identity, &is_of_host)) {
+        launch_identity(identity, sizeof(identity), &is_of_host)) {
         snprintf(out, TDM__MAX_RENDEZVOUS, "unix:tandem-%s-%lu-%016llx", place.launcher,
                  (unsigned long)geteuid(), (unsigned long long)hash_of(identity));
         return TDM_OK;
@@ -355,8 +355,8 @@ tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__
     const char *nodes = variable("SLURM_STEP_NODELIST"), *job = variable("SLURM_JOB_ID");
     if (!nodes) nodes = variable("SLURM_JOB_NODELIST");
     char host[256];
-    if (known && nodes && job && tdm__slurm_first_host(nodes, host, sizeof host) &&
-        launch_identity(identity, sizeof identity, &is_of_host)) {
+    if (known && nodes && job && tdm__slurm_first_host(nodes, host, sizeof(host)) &&
+        launch_identity(identity, sizeof(identity), &is_of_host)) {
         snprintf(out, TDM__MAX_RENDEZVOUS, "%s:%d", host, 20000 + (int)(hash_of(identity) % 12000));
         return TDM_OK;
     }
@@ -386,16 +386,16 @@ tdm_status tdm__host_identity(const char *given, uint8_t out[TDM_SHA256_BYTES], 
     if (!given || !*given) given = variable("TANDEM_HOST");
     snprintf(name, 64, "%s", given ? given : "");
     if (!given) {
-        read_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+        read_line("/proc/sys/kernel/random/boot_id", boot, sizeof(boot));
         if (stat("/proc/self/ns/net", &net) != 0) net = (struct stat){0};
         if (gethostname(name, 63) != 0) snprintf(name, 64, "unnamed");
         name[63] = '\0';
     }
     char shown[64];
     tdm__wire_clean((const uint8_t *)name, strlen(name), shown);
-    memcpy(name, shown, sizeof shown);
+    memcpy(name, shown, sizeof(shown));
     char text[320];
-    int length = snprintf(text, sizeof text, "%s|%s|%llu.%llu|%lu", given ? given : "",
+    int length = snprintf(text, sizeof(text), "%s|%s|%llu.%llu|%lu", given ? given : "",
                           given || *boot ? boot : name, (unsigned long long)net.st_dev,
                           (unsigned long long)net.st_ino, (unsigned long)geteuid());
     static const char purpose[] = "tandem host";

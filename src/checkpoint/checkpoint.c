@@ -125,7 +125,7 @@ static tdm_status read_position(const char *path, tdm_checkpoint *checkpoint, td
                             tdm__position_fields[i].name);
         }
         memcpy((char *)&checkpoint->content.position + tdm__position_fields[i].offset, &value,
-               sizeof value);
+               sizeof(value));
     }
     return TDM_OK;
 }
@@ -155,7 +155,7 @@ static tdm_status read_classes(const char *path, tdm_checkpoint *checkpoint, tdm
     TDM_TRY(need_text(path, checkpoint->file, "classes", &text, err));
     TDM_TRY(parse_text(path, "classes", text, TDM_JSON_ARRAY, checkpoint->arena, &list, err));
     if (list->count == 0) return TDM_OK;
-    const char **names = tdm_arena_array(checkpoint->arena, list->count, sizeof *names);
+    const char **names = tdm_arena_array(checkpoint->arena, list->count, sizeof(*names));
     if (!names) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", path);
     size_t n = 0;
     for (const tdm_json *child = list->first; child; child = child->next, n++) {
@@ -213,7 +213,7 @@ static tdm_status read_all(const char *path, tdm_checkpoint *checkpoint, tdm_err
 
 tdm_status tdm_checkpoint_open(const char *path, tdm_checkpoint **out, tdm_error *err)
 {
-    tdm_checkpoint *checkpoint = calloc(1, sizeof *checkpoint);
+    tdm_checkpoint *checkpoint = calloc(1, sizeof(*checkpoint));
     if (checkpoint) checkpoint->arena = tdm_arena_create("checkpoint");
     if (!checkpoint || !checkpoint->arena) {
         tdm_checkpoint_destroy(checkpoint);

@@ -59,7 +59,7 @@ static void add_position(tdm_str *out, const tdm_position *position)
     tdm_json_object_begin(&w);
     for (size_t i = 0; i < TDM__POSITION_FIELDS; i++) {
         uint64_t value;
-        memcpy(&value, (const char *)position + tdm__position_fields[i].offset, sizeof value);
+        memcpy(&value, (const char *)position + tdm__position_fields[i].offset, sizeof(value));
         tdm_json_put_uint(&w, tdm__position_fields[i].name, value);
     }
     tdm_json_object_end(&w);
@@ -92,8 +92,8 @@ static tdm_status add_texts(tdm_checkpoint_writer *w, tdm_error *err)
     if (!tdm_str_ok(&w->position) || !tdm_str_ok(&w->classes) || !tdm_str_ok(&w->shape)) {
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the metadata");
     }
-    memcpy(w->state, NO_HASH_YET, sizeof w->state);
-    memcpy(w->sha256, NO_HASH_YET, sizeof w->sha256);
+    memcpy(w->state, NO_HASH_YET, sizeof(w->state));
+    memcpy(w->sha256, NO_HASH_YET, sizeof(w->sha256));
     tdm_named_text *texts = w->texts;
     size_t count = 0;
     texts[count++] = (tdm_named_text){"classes", tdm_str_text(&w->classes)};
@@ -131,7 +131,7 @@ static tdm_status add_context(const tdm_checkpoint_content *content, tdm_status 
 tdm_status tdm_checkpoint_writer_create(const char *path, const tdm_checkpoint_content *content,
                                         tdm_checkpoint_writer **out, tdm_error *err)
 {
-    tdm_checkpoint_writer *w = calloc(1, sizeof *w);
+    tdm_checkpoint_writer *w = calloc(1, sizeof(*w));
     if (!w) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory for a checkpoint", path);
     w->content = content;
     tdm_status status = begin(path, w, err);
@@ -187,10 +187,10 @@ tdm_status tdm_checkpoint_writer_invite(const tdm_checkpoint_writer *writer,
     tdm_status status = TDM_OK;
     if (!path) {
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for a checkpoint");
-    } else if (strlen(path) >= sizeof out->temporary) {
+    } else if (strlen(path) >= sizeof(out->temporary)) {
         status = tdm_fail(err, TDM_ERR_RANGE, "%s: the path is too long", path);
     } else {
-        memset(out, 0, sizeof *out);
+        memset(out, 0, sizeof(*out));
         memcpy(out->temporary, path, strlen(path));
         out->data_at = tdm__safetensors_data_at(writer->file);
         out->is_read_back = tdm__safetensors_packs(writer->file);

@@ -83,7 +83,7 @@ static int compare_newest_first(const void *a, const void *b)
 static tdm_status collect(const char *dir, const char *const *names, size_t count, tdm_arena *arena,
                           tdm_checkpoint_entry **out, size_t *out_count, tdm_error *err)
 {
-    tdm_checkpoint_entry *entries = tdm_arena_array(arena, count + 1, sizeof *entries);
+    tdm_checkpoint_entry *entries = tdm_arena_array(arena, count + 1, sizeof(*entries));
     if (!entries) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to list checkpoints");
     size_t n = 0;
     for (size_t i = 0; i < count; i++) {
@@ -96,7 +96,7 @@ static tdm_status collect(const char *dir, const char *const *names, size_t coun
         if (!e->path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to list checkpoints");
         n++;
     }
-    qsort(entries, n, sizeof *entries, compare_newest_first);
+    qsort(entries, n, sizeof(*entries), compare_newest_first);
     *out = entries;
     *out_count = n;
     return TDM_OK;

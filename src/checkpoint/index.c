@@ -44,7 +44,7 @@ bool tdm__index_put(tdm__index *index, uint64_t step, const tdm_checkpoint_metri
     }
     if (index->count == index->room) {
         size_t room = 2 * index->room + 16;
-        tdm__index_line *more = realloc(index->lines, room * sizeof *more);
+        tdm__index_line *more = realloc(index->lines, room * sizeof(*more));
         if (!more) return false;
         index->lines = more;
         index->room = room;

@@ -238,7 +238,7 @@ static tdm_status find_frames(const uint8_t *bytes, size_t count, const char *na
         tdm_status status = look_at(bytes, count, at, name, &packed, &plain, err);
         if (status == TDM_OK && n == room) {
             room = 2 * room + 16;
-            frame *more = realloc(frames, room * sizeof *frames);
+            frame *more = realloc(frames, room * sizeof(*frames));
             if (more) frames = more;
             if (!more) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", name);
         }
@@ -272,7 +272,7 @@ static tdm_status check_room(const tdm__unpacking *u, tdm_error *err)
 tdm_status tdm__unpack_open(const void *bytes, size_t count, const char *name, tdm__unpacking **out,
                             tdm_error *err)
 {
-    tdm__unpacking *u = calloc(1, sizeof *u);
+    tdm__unpacking *u = calloc(1, sizeof(*u));
     if (!u) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", name);
     u->name = name;
     u->bytes = bytes;

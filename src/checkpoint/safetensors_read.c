@@ -66,7 +66,7 @@ static tdm_status find_header(parse *p, const uint8_t *bytes, size_t count, size
             count);
     }
     uint64_t length;
-    memcpy(&length, bytes, sizeof length);
+    memcpy(&length, bytes, sizeof(length));
     if (length > TDM__MAX_HEADER_BYTES) {
         return tdm_fail(p->err, TDM_ERR_FORMAT,
                         "%s: the header claims %" PRIu64 " bytes, more than the %u allowed; this "
@@ -121,7 +121,7 @@ static tdm_status read_metadata(parse *p, const tdm_json *object)
                         TDM__METADATA_KEY, 8 + object->offset);
     }
     tdm_arena *arena = p->file->arena;
-    tdm_named_text *texts = tdm_arena_array(arena, object->count, sizeof *texts);
+    tdm_named_text *texts = tdm_arena_array(arena, object->count, sizeof(*texts));
     if (!texts) return no_memory(p);
     size_t n = 0;
     for (const tdm_json *child = object->first; child; child = child->next, n++) {
@@ -138,7 +138,7 @@ static tdm_status read_metadata(parse *p, const tdm_json *object)
         texts[n].text = tdm_arena_strdup(arena, child->string);
         if (!texts[n].name || !texts[n].text) return no_memory(p);
     }
-    qsort(texts, n, sizeof *texts, compare_texts);
+    qsort(texts, n, sizeof(*texts), compare_texts);
     p->file->metadata = texts;
     p->file->metadata_count = n;
     return TDM_OK;
@@ -249,7 +249,7 @@ static tdm_status read_entry(const parse *p, const tdm_json *value, entry *out)
 
 static tdm_status read_entries(parse *p, const tdm_json *root)
 {
-    p->entries = tdm_arena_array(p->scratch, root->count, sizeof *p->entries);
+    p->entries = tdm_arena_array(p->scratch, root->count, sizeof(*p->entries));
     if (!p->entries) return no_memory(p);
     for (const tdm_json *child = root->first; child; child = child->next) {
         if (child->key_length == strlen(TDM__METADATA_KEY) &&
@@ -277,7 +277,7 @@ static int compare_places(const void *a, const void *b)
 /* Every byte of the data belongs to exactly one tensor. */
 static tdm_status check_cover(const parse *p)
 {
-    qsort(p->entries, p->entry_count, sizeof *p->entries, compare_places);
+    qsort(p->entries, p->entry_count, sizeof(*p->entries), compare_places);
     uint64_t expected = 0;
     for (size_t i = 0; i < p->entry_count; i++) {
         const entry *e = &p->entries[i];
@@ -307,7 +307,7 @@ static int compare_names(const void *a, const void *b)
 static tdm_status place_tensors(const parse *p)
 {
     tdm_safetensors *file = p->file;
-    file->tensors = tdm_arena_array(file->arena, p->entry_count, sizeof *file->tensors);
+    file->tensors = tdm_arena_array(file->arena, p->entry_count, sizeof(*file->tensors));
     if (!file->tensors) return no_memory(p);
     for (size_t i = 0; i < p->entry_count; i++) {
         const entry *e = &p->entries[i];
@@ -325,7 +325,7 @@ static tdm_status place_tensors(const parse *p)
         file->tensors[i].tensor.data = copy;
     }
     file->tensor_count = p->entry_count;
-    qsort(file->tensors, file->tensor_count, sizeof *file->tensors, compare_names);
+    qsort(file->tensors, file->tensor_count, sizeof(*file->tensors), compare_names);
     return TDM_OK;
 }
 
@@ -346,7 +346,7 @@ static tdm_status parse_plain(const void *bytes, size_t count, const char *name,
                               tdm_safetensors **out, tdm_error *err)
 {
     tdm_status status;
-    tdm_safetensors *file = calloc(1, sizeof *file);
+    tdm_safetensors *file = calloc(1, sizeof(*file));
     tdm_arena *scratch = tdm_arena_create("safetensors header");
     parse p = {.name = name, .scratch = scratch, .file = file, .err = err};
     if (file) file->arena = tdm_arena_create("safetensors file");
@@ -371,10 +371,10 @@ static tdm_status parse_packed(tdm__unpacking *u, const char *name, tdm_safetens
     const uint8_t *data = tdm__unpack_data(u);
     size_t size = tdm__unpack_size(u);
     uint64_t header = 0;
-    TDM_TRY(tdm__unpack_head(u, sizeof header, err));
-    if (size >= sizeof header) memcpy(&header, data, sizeof header);
+    TDM_TRY(tdm__unpack_head(u, sizeof(header), err));
+    if (size >= sizeof(header)) memcpy(&header, data, sizeof(header));
     if (header <= TDM__MAX_HEADER_BYTES)
-        TDM_TRY(tdm__unpack_head(u, sizeof header + (size_t)header, err));
+        TDM_TRY(tdm__unpack_head(u, sizeof(header) + (size_t)header, err));
     tdm_safetensors *file = NULL;
     tdm_pages pages = {0};
     TDM_TRY(parse_plain(data, size, name, &file, err));
@@ -407,11 +407,11 @@ bool tdm_safetensors_looks_like(const char *path)
     uint8_t head[9] = {0};
     FILE *file = fopen(path, "rbe");
     if (!file) return true;
-    size_t count = fread(head, 1, sizeof head, file);
+    size_t count = fread(head, 1, sizeof(head), file);
     fclose(file);
     /* A header's length, then its brace. A text has another eighth byte. */
     return tdm__is_packed(head, count) ||
-           (count == sizeof head && head[8] == '{' && head[7] == 0 && head[6] == 0);
+           (count == sizeof(head) && head[8] == '{' && head[7] == 0 && head[6] == 0);
 }
 
 tdm_status tdm_safetensors_open(const char *path, tdm_safetensors **out, tdm_error *err)
@@ -455,7 +455,7 @@ const tdm_named_tensor *tdm_safetensors_at(const tdm_safetensors *file, size_t i
 const tdm_named_tensor *tdm_safetensors_find(const tdm_safetensors *file, const char *name)
 {
     const tdm_named_tensor key = {.name = name};
-    return bsearch(&key, file->tensors, file->tensor_count, sizeof *file->tensors, compare_names);
+    return bsearch(&key, file->tensors, file->tensor_count, sizeof(*file->tensors), compare_names);
 }
 
 size_t tdm_safetensors_metadata_count(const tdm_safetensors *file)

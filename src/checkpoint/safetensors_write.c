@@ -49,7 +49,7 @@ static void layout_release(layout *plan)
 
 static tdm_status place_slots(layout *plan, const tdm_named_tensor *const *sorted, tdm_error *err)
 {
-    uint64_t *begin = calloc(plan->count + 1, sizeof *begin);
+    uint64_t *begin = calloc(plan->count + 1, sizeof(*begin));
     if (!begin) {
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to lay out %zu tensors",
                         plan->count);
@@ -78,7 +78,7 @@ static tdm_status sort_metadata(layout *plan, const tdm_named_text *texts, size_
         }
         plan->metadata[i] = &texts[i];
     }
-    qsort(plan->metadata, count, sizeof *plan->metadata, compare_texts);
+    qsort(plan->metadata, count, sizeof(*plan->metadata), compare_texts);
     for (size_t i = 1; i < count; i++) {
         if (strcmp(plan->metadata[i - 1]->name, plan->metadata[i]->name) == 0) {
             return tdm_fail(err, TDM_ERR_INVALID, "metadata '%.200s' is given twice",
@@ -96,8 +96,8 @@ static tdm_status layout_init(layout *plan, const tdm_named_tensor *tensors, siz
     const tdm_named_tensor **sorted = NULL;
     tdm_status status = tdm__tensors_in_order(tensors, tensor_count, false, &sorted, err);
     if (status != TDM_OK) return status;
-    plan->by_name = calloc(tensor_count + 1, sizeof *plan->by_name);
-    plan->metadata = calloc(metadata_count + 1, sizeof *plan->metadata);
+    plan->by_name = calloc(tensor_count + 1, sizeof(*plan->by_name));
+    plan->metadata = calloc(metadata_count + 1, sizeof(*plan->metadata));
     if (!plan->by_name || !plan->metadata) {
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to lay out %zu tensors",
                           tensor_count);
@@ -141,7 +141,7 @@ static void add_entry(tdm_json_writer *w, const slot *s)
 static tdm_status compose(const layout *plan, tdm_str *out, tdm_error *err)
 {
     uint64_t length = 0;
-    tdm_str_add_bytes(out, &length, sizeof length);
+    tdm_str_add_bytes(out, &length, sizeof(length));
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
     if (plan->metadata_count > 0) {
@@ -156,14 +156,14 @@ static tdm_status compose(const layout *plan, tdm_str *out, tdm_error *err)
     tdm_json_object_end(&w);
     while (out->length % DATA_ALIGN != 0 && !out->failed) tdm_str_add_char(out, ' ');
     if (!tdm_str_ok(out)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the header");
-    length = out->length - sizeof length;
+    length = out->length - sizeof(length);
     if (length > TDM__MAX_HEADER_BYTES) {
         return tdm_fail(err, TDM_ERR_RANGE,
                         "the header has %llu bytes, more than the %u the format allows; use fewer "
                         "tensors or shorter names and metadata",
                         (unsigned long long)length, TDM__MAX_HEADER_BYTES);
     }
-    memcpy(out->data, &length, sizeof length);
+    memcpy(out->data, &length, sizeof(length));
     return TDM_OK;
 }
 
@@ -266,7 +266,7 @@ tdm_status tdm__safetensors_begin(const char *path, const tdm_named_tensor *tens
                                   size_t metadata_count, tdm__safetensors_writer **out,
                                   tdm_error *err)
 {
-    tdm__safetensors_writer *writer = calloc(1, sizeof *writer);
+    tdm__safetensors_writer *writer = calloc(1, sizeof(*writer));
     if (!writer) return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot write %s: out of memory", path);
     tdm_status status = layout_init(&writer->plan, tensors, tensor_count, metadata, metadata_count,
                                     err);

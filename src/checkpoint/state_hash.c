@@ -50,8 +50,8 @@ static tdm_status fill_chunks(const tdm_named_tensor *tensors,
 {
     size_t count = 0;
     for (size_t i = 0; i < tensor_count; i++) count += chunks_of(sorted[i]);
-    tdm_state_chunk *chunks = tdm_arena_array(arena, count + 1, sizeof *chunks);
-    uint64_t *begin = tdm_arena_array(arena, tensor_count + 1, sizeof *begin);
+    tdm_state_chunk *chunks = tdm_arena_array(arena, count + 1, sizeof(*chunks));
+    uint64_t *begin = tdm_arena_array(arena, tensor_count + 1, sizeof(*begin));
     if (!chunks || !begin) {
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for %zu chunks of a state", count);
     }
@@ -85,14 +85,14 @@ tdm_status tdm_state_chunks(const tdm_named_tensor *tensors, size_t tensor_count
 
 static bool make_tables(tdm_state_hasher *h, const tdm_named_tensor *tensors)
 {
-    h->order = calloc(h->count + 1, sizeof *h->order);
-    h->first = calloc(h->count + 1, sizeof *h->first);
+    h->order = calloc(h->count + 1, sizeof(*h->order));
+    h->first = calloc(h->count + 1, sizeof(*h->first));
     if (!h->order || !h->first) return false;
     for (size_t i = 0; i < h->count; i++) {
         h->order[i] = (size_t)(h->sorted[i] - tensors);
         h->first[i + 1] = h->first[i] + chunks_of(h->sorted[i]);
     }
-    h->digests = calloc(h->first[h->count] + 1, sizeof *h->digests);
+    h->digests = calloc(h->first[h->count] + 1, sizeof(*h->digests));
     return h->digests != NULL;
 }
 
@@ -101,7 +101,7 @@ static tdm_status create(const tdm_position *position, const tdm_named_tensor *t
 {
     const tdm_named_tensor **sorted = NULL;
     TDM_TRY(tdm__tensors_in_order(tensors, count, need_data, &sorted, err));
-    tdm_state_hasher *h = calloc(1, sizeof *h);
+    tdm_state_hasher *h = calloc(1, sizeof(*h));
     if (h) {
         h->position = *position;
         h->sorted = sorted;

@@ -20,7 +20,7 @@ static const struct {
     {TDM_DTYPE_F64, "F64"},
 };
 
-#define DTYPE_TABLE_COUNT (sizeof dtype_table / sizeof dtype_table[0])
+#define DTYPE_TABLE_COUNT (sizeof(dtype_table) / sizeof(dtype_table[0]))
 
 const char *tdm__safetensors_dtype_name(tdm_dtype dtype)
 {
@@ -71,12 +71,12 @@ tdm_status tdm__tensors_in_order(const tdm_named_tensor *tensors, size_t count, 
                                  const tdm_named_tensor ***out, tdm_error *err)
 {
     for (size_t i = 0; i < count; i++) TDM_TRY(check_tensor(&tensors[i], i, need_data, err));
-    const tdm_named_tensor **sorted = calloc(count + 1, sizeof *sorted);
+    const tdm_named_tensor **sorted = calloc(count + 1, sizeof(*sorted));
     if (!sorted) {
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to sort %zu tensors", count);
     }
     for (size_t i = 0; i < count; i++) sorted[i] = &tensors[i];
-    qsort(sorted, count, sizeof *sorted, compare_tensors);
+    qsort(sorted, count, sizeof(*sorted), compare_tensors);
     for (size_t i = 1; i < count; i++) {
         if (strcmp(sorted[i - 1]->name, sorted[i]->name) != 0) continue;
         tdm_status status = tdm_fail(err, TDM_ERR_INVALID, "two tensors are called '%.200s'",
@@ -102,12 +102,12 @@ static int compare_places(const void *a, const void *b)
 tdm_status tdm__tensors_place(const tdm_named_tensor *const *sorted, size_t count, uint64_t *begin,
                               tdm_error *err)
 {
-    const tdm_named_tensor *const **by_place = calloc(count + 1, sizeof *by_place);
+    const tdm_named_tensor *const **by_place = calloc(count + 1, sizeof(*by_place));
     if (!by_place) {
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to place %zu tensors", count);
     }
     for (size_t i = 0; i < count; i++) by_place[i] = &sorted[i];
-    qsort(by_place, count, sizeof *by_place, compare_places);
+    qsort(by_place, count, sizeof(*by_place), compare_places);
     uint64_t offset = 0;
     tdm_status status = TDM_OK;
     for (size_t i = 0; i < count && status == TDM_OK; i++) {

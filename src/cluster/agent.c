@@ -65,7 +65,7 @@ static tdm_status agent_open_signals(tdm__agent *a, tdm_error *err)
     static const int asking[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     sigemptyset(&a->taken);
     sigaddset(&a->taken, SIGCHLD);
-    for (size_t i = 0; i < sizeof asking / sizeof asking[0]; i++) {
+    for (size_t i = 0; i < sizeof(asking) / sizeof(asking[0]); i++) {
         struct sigaction action;
         if (sigaction(asking[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
             sigaddset(&a->taken, asking[i]);
@@ -74,7 +74,7 @@ static tdm_status agent_open_signals(tdm__agent *a, tdm_error *err)
     /* The launcher blocks these signals for the agent, so that none arrives too early. Workers must
      * receive them. */
     a->for_workers = a->before;
-    for (size_t i = 0; i < sizeof asking / sizeof asking[0]; i++)
+    for (size_t i = 0; i < sizeof(asking) / sizeof(asking[0]); i++)
         sigdelset(&a->for_workers, asking[i]);
     sigaddset(&a->for_workers, SIGUSR1); /* until a worker handles it; by default it kills */
     a->signals = signalfd(-1, &a->taken, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -84,8 +84,8 @@ static tdm_status agent_open_signals(tdm__agent *a, tdm_error *err)
 static tdm_status agent_allocate(tdm__agent *a, tdm_error *err)
 {
     a->count = a->options->count;
-    a->worker_slots = calloc((size_t)a->count, sizeof *a->worker_slots);
-    a->places = a->options->pin ? calloc((size_t)a->count, sizeof *a->places) : NULL;
+    a->worker_slots = calloc((size_t)a->count, sizeof(*a->worker_slots));
+    a->places = a->options->pin ? calloc((size_t)a->count, sizeof(*a->places)) : NULL;
     if (!a->worker_slots || (a->options->pin && !a->places))
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %d workers", a->count);
     if (a->places && !tdm_os_cpu_sets(a->count, a->places)) {
@@ -105,7 +105,7 @@ static tdm_status agent_prepare(tdm__agent *a, tdm_error *err)
     TDM_TRY(agent_allocate(a, err));
     tdm__agent_find_address(a);
     TDM_TRY(tdm_dir_make(a->options->logs, err));
-    snprintf(a->lines_path, sizeof a->lines_path, "%s/%s.lines", a->options->logs,
+    snprintf(a->lines_path, sizeof(a->lines_path), "%s/%s.lines", a->options->logs,
              a->options->host);
     tdm__log_forward_init(&a->lines, a->lines_path);
     tdm_kv_options kv = a->options->kv;
@@ -143,7 +143,7 @@ static void agent_leave_session(tdm__agent *a)
     for (int i = 0; i < a->count; i++) {
         char request[TDM_MEMBER_ID_BYTES + 8];
         if (a->worker_slots[i].worker.pid <= 0) continue;
-        snprintf(request, sizeof request, "leave/%s", a->worker_slots[i].worker.id);
+        snprintf(request, sizeof(request), "leave/%s", a->worker_slots[i].worker.id);
         (void)tdm_session_request(a->kv, a->options->session, request,
                                   "its agent received a "
                                   "signal to end",
@@ -162,7 +162,7 @@ static void agent_request_save(tdm__agent *a)
 static void agent_handle_signals(tdm__agent *a)
 {
     struct signalfd_siginfo info;
-    while (read(a->signals, &info, sizeof info) == (ssize_t)sizeof info) {
+    while (read(a->signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
         if (info.ssi_signo == SIGCHLD) continue;
         if (info.ssi_signo == SIGUSR1) {
             agent_request_save(a);
@@ -205,7 +205,7 @@ static void agent_take_verdict(tdm__agent *a, const tdm_session_view *view)
 {
     a->result.has_verdict = true;
     a->result.status = view->status;
-    snprintf(a->result.message, sizeof a->result.message, "%s", view->message);
+    snprintf(a->result.message, sizeof(a->result.message), "%s", view->message);
     a->over = true;
     if (isinf(a->kill_at_s)) a->kill_at_s = tdm_clock_s() + a->options->grace_s;
 }
@@ -218,7 +218,7 @@ static void agent_end_forgotten(tdm__agent *a)
     a->over = true;
     result->has_verdict = tdm__session_ended(a->kv, a->options->session, &result->status, message,
                                              NULL) == TDM_OK;
-    if (result->has_verdict) snprintf(result->message, sizeof result->message, "%s", message);
+    if (result->has_verdict) snprintf(result->message, sizeof(result->message), "%s", message);
     tdm_log(TDM_LOG_INFO, "agent",
             "the session ended while host %s could not reach the store; killing its workers",
             a->options->host);
@@ -325,7 +325,7 @@ static void agent_kill_orphans(tdm__agent *a)
         struct pollfd ready = {.fd = a->signals, .events = POLLIN};
         struct signalfd_siginfo info;
         (void)poll(&ready, 1, TICK_MS);
-        while (read(a->signals, &info, sizeof info) == (ssize_t)sizeof info) continue;
+        while (read(a->signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) continue;
         tdm__agent_reap(a);
     }
 }

@@ -27,7 +27,7 @@ static bool is_loopback(const struct sockaddr_in *address)
 /* The local address from which a packet would be sent there. No packet is sent. */
 static bool address_towards(const struct sockaddr *there, socklen_t bytes, struct sockaddr_in *out)
 {
-    socklen_t own_bytes = sizeof *out;
+    socklen_t own_bytes = sizeof(*out);
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     bool found = fd >= 0 && connect(fd, there, bytes) == 0 &&
                  getsockname(fd, (struct sockaddr *)out, &own_bytes) == 0;
@@ -44,8 +44,8 @@ static bool address_towards_store(const char *url, struct sockaddr_in *out)
     if (!begin) return false;
     begin += 3;
     size_t length = strcspn(begin, ":/,");
-    if (length == 0 || length >= sizeof host) return false;
-    snprintf(host, sizeof host, "%.*s", (int)length, begin);
+    if (length == 0 || length >= sizeof(host)) return false;
+    snprintf(host, sizeof(host), "%.*s", (int)length, begin);
     if (getaddrinfo(host, "2379", &hints, &list) != 0) return false;
     bool found = list && address_towards(list->ai_addr, list->ai_addrlen, out);
     freeaddrinfo(list);
@@ -59,7 +59,7 @@ static bool address_of_first_interface(struct sockaddr_in *out)
     if (getifaddrs(&list) != 0) return false;
     for (struct ifaddrs *i = list; i && !found; i = i->ifa_next) {
         if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET || !(i->ifa_flags & IFF_UP)) continue;
-        memcpy(out, i->ifa_addr, sizeof *out);
+        memcpy(out, i->ifa_addr, sizeof(*out));
         found = !is_loopback(out);
     }
     freeifaddrs(list);
@@ -72,5 +72,5 @@ void tdm__agent_find_address(tdm__agent *a)
     struct sockaddr_in address = {0};
     if ((set && *set) || strncmp(url, "local:", 6) == 0) return;
     if (address_towards_store(url, &address) || address_of_first_interface(&address))
-        (void)inet_ntop(AF_INET, &address.sin_addr, a->address, sizeof a->address);
+        (void)inet_ntop(AF_INET, &address.sin_addr, a->address, sizeof(a->address));
 }

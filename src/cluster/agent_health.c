@@ -47,7 +47,7 @@ static void health_add_trouble(tdm__health *h, const char *what, uint64_t free_b
 {
     char some[32], all[32];
     size_t at = strlen(h->trouble);
-    snprintf(h->trouble + at, sizeof h->trouble - at, "%s%s nearly full: %s of %s free",
+    snprintf(h->trouble + at, sizeof(h->trouble) - at, "%s%s nearly full: %s of %s free",
              at > 0 ? ", " : "", what, tdm_text_bytes(free_bytes, some),
              tdm_text_bytes(bytes, all));
 }
@@ -59,7 +59,7 @@ void tdm__agent_check_health(tdm__agent *a)
     health_measure(a, h);
     h->memory_is_low = is_low(h->memory_free, h->memory, memory_low, MEMORY_PERCENT, memory_was);
     h->disk_is_low = is_low(h->disk_free, h->disk, disk_low, DISK_PERCENT, disk_was);
-    snprintf(h->trouble, sizeof h->trouble, "%s",
+    snprintf(h->trouble, sizeof(h->trouble), "%s",
              h->disk_is_silent ? "the disk does not respond" : "");
     if (h->disk_is_low) health_add_trouble(h, "disk", h->disk_free, h->disk);
     if (h->memory_is_low) health_add_trouble(h, "memory", h->memory_free, h->memory);

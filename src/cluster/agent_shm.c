@@ -22,11 +22,11 @@ static const char shm_link[] = "/memfd:tandem-vault";
 static int shm_of(int64_t pid)
 {
     char path[64], target[128];
-    snprintf(path, sizeof path, "/proc/%lld/fd", (long long)pid);
+    snprintf(path, sizeof(path), "/proc/%lld/fd", (long long)pid);
     DIR *fds = pid > 0 ? opendir(path) : NULL;
     int found = -1;
     for (struct dirent *entry; fds && found < 0 && (entry = readdir(fds));) {
-        ssize_t length = readlinkat(dirfd(fds), entry->d_name, target, sizeof target - 1);
+        ssize_t length = readlinkat(dirfd(fds), entry->d_name, target, sizeof(target) - 1);
         if (length < (ssize_t)strlen(shm_link)) continue;
         target[length] = '\0';
         if (strncmp(target, shm_link, strlen(shm_link)) == 0)

@@ -131,7 +131,7 @@ static void session_remove_if_last(tdm__agent *a)
     size_t count = 0;
     tdm_arena *arena = tdm_arena_create("others");
     bool is_last = arena && a->over;
-    for (size_t i = 0; is_last && i < sizeof others / sizeof others[0]; i++)
+    for (size_t i = 0; is_last && i < sizeof(others) / sizeof(others[0]); i++)
         is_last = tdm_kv_list(a->kv, tdm__session_key(key, a->options->session, "%s", others[i]),
                               arena, &items, &count, NULL, NULL) == TDM_OK &&
                   count == 0;
@@ -174,11 +174,11 @@ static bool log_last_line(const char *path, char *out, size_t bytes)
 
 void tdm__agent_last_line(const tdm__agent *a, int slot, char *out, size_t bytes)
 {
-    char path[sizeof a->run + 128];
+    char path[sizeof(a->run) + 128];
     out[0] = '\0';
-    snprintf(path, sizeof path, "%s/%s.%d.log", a->options->logs, a->options->host, slot);
+    snprintf(path, sizeof(path), "%s/%s.%d.log", a->options->logs, a->options->host, slot);
     if (log_last_line(path, out, bytes) || !a->run[0]) return;
-    snprintf(path, sizeof path, "%s/logs/%s.%d.log", a->run, a->options->host, slot);
+    snprintf(path, sizeof(path), "%s/logs/%s.%d.log", a->run, a->options->host, slot);
     (void)log_last_line(path, out, bytes);
 }
 
@@ -189,7 +189,7 @@ bool tdm__agent_look(tdm__agent *a, tdm_arena *arena, tdm_session_view *out)
     store_report_status(a, status, &err);
     a->is_forgotten = status == TDM_ERR_NOT_FOUND && a->has_seen;
     a->has_seen = a->has_seen || status == TDM_OK;
-    if (status == TDM_OK && out->run) snprintf(a->run, sizeof a->run, "%s", out->run);
+    if (status == TDM_OK && out->run) snprintf(a->run, sizeof(a->run), "%s", out->run);
     if (status == TDM_OK) tdm__agent_log_look(a, out);
     return status == TDM_OK;
 }

@@ -38,8 +38,8 @@ static const double silence_s = 5;  /* time without a record in the store until 
 static bool worker_draw_id(const tdm__agent *a, tdm__agent_worker *w)
 {
     uint32_t drawn;
-    if (tdm_os_random(&drawn, sizeof drawn, NULL) != TDM_OK) return false;
-    snprintf(w->id, sizeof w->id, "%.44s.%d.%08" PRIx32, a->options->host, w->slot, drawn);
+    if (tdm_os_random(&drawn, sizeof(drawn), NULL) != TDM_OK) return false;
+    snprintf(w->id, sizeof(w->id), "%.44s.%d.%08" PRIx32, a->options->host, w->slot, drawn);
     return true;
 }
 
@@ -68,7 +68,7 @@ static tdm_status worker_spawn(tdm__agent *a, tdm__worker_slot *worker_slot, tdm
     char log[4096];
     tdm__environment env;
     int kept[4] = {tdm_shm_fd(a->shm), a->streams[0], a->streams[1], a->options->hold_fd};
-    snprintf(log, sizeof log, "%s/%s.%d.log", a->options->logs, a->options->host, w->slot);
+    snprintf(log, sizeof(log), "%s/%s.%d.log", a->options->logs, a->options->host, w->slot);
     int output = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (output < 0) return tdm_os_fail(err, "cannot open", log);
     worker_fill_environment(a, w, log, &env);
@@ -144,7 +144,7 @@ static uint64_t worker_record_end(tdm__agent *a, tdm__agent_worker *w, int wait_
 {
     char how[64];
     uint64_t step = atomic_load(&a->slots[w->slot].step);
-    tdm__agent_how(wait_status, how, sizeof how);
+    tdm__agent_how(wait_status, how, sizeof(how));
     if (!WIFEXITED(wait_status) || WEXITSTATUS(wait_status) != 0)
         tdm__agent_put_dead(a, w->id, how, step);
     int64_t holder = (int64_t)w->pid;
@@ -195,7 +195,7 @@ static bool worker_become_orphan(tdm__agent *a, const tdm__agent_worker *w)
 {
     if (a->orphan_count == a->orphan_capacity) {
         size_t room = a->orphan_capacity * 2 + 4;
-        tdm__agent_worker *orphans = realloc(a->orphans, room * sizeof *orphans);
+        tdm__agent_worker *orphans = realloc(a->orphans, room * sizeof(*orphans));
         if (!orphans) return false;
         a->orphans = orphans;
         a->orphan_capacity = room;

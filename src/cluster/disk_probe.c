@@ -37,7 +37,7 @@ struct tdm__disk_probe {
 
 tdm__disk_probe *tdm__disk_probe_create(int (*ask)(const char *path, struct statvfs *out))
 {
-    tdm__disk_probe *g = calloc(1, sizeof *g);
+    tdm__disk_probe *g = calloc(1, sizeof(*g));
     pthread_condattr_t monotonic;
     if (!g) return NULL;
     g->ask = ask;
@@ -96,7 +96,7 @@ static bool probe_start_thread(tdm__disk_probe *g)
 /* Starts a query. Called with the lock held. */
 static void probe_start_query(tdm__disk_probe *g, const char *path, double now_s)
 {
-    snprintf(g->path, sizeof g->path, "%s", path);
+    snprintf(g->path, sizeof(g->path), "%s", path);
     g->since_s = now_s;
     g->is_out = true;
     g->holders++;

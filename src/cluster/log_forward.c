@@ -131,7 +131,7 @@ void tdm__log_forward_drain(tdm__log_forward *lines)
     size_t read_bytes = 0;
     ssize_t got;
     while (lines->pipe >= 0 && read_bytes < PIPE_READ &&
-           (got = read(lines->pipe, bytes, sizeof bytes)) > 0) {
+           (got = read(lines->pipe, bytes, sizeof(bytes))) > 0) {
         read_bytes += (size_t)got;
         tdm_str_add_bytes(&lines->part, bytes, (size_t)got);
         if (!tdm_str_ok(&lines->part)) {
@@ -149,7 +149,7 @@ void tdm__log_forward_report_dropped(tdm__log_forward *lines, const char *host)
 {
     if (lines->dropped == 0 || lines->whole.length > MAX_WAITING) return;
     char message[160];
-    snprintf(message, sizeof message,
+    snprintf(message, sizeof(message),
              "%" PRIu64 " log lines of host %s were dropped: the buffer was full", lines->dropped,
              host);
     tdm_str text = TDM_STR_INIT;
@@ -174,7 +174,7 @@ static bool log_append(const char *run, const char *text, size_t length)
 {
     char path[4096 + 16];
     struct stat before, after;
-    snprintf(path, sizeof path, "%s/log.jsonl", run);
+    snprintf(path, sizeof(path), "%s/log.jsonl", run);
     int fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) return false;
     ssize_t put = fstat(fd, &before) == 0 ? write(fd, text, length) : -1;
@@ -205,7 +205,7 @@ static const char *batch_key(char key[TDM_KV_KEY_BYTES], const char *session, co
                              uint64_t number)
 {
     char rest[TDM_KV_KEY_BYTES / 2];
-    snprintf(rest, sizeof rest, "%.90s/%020" PRIu64, agent, number);
+    snprintf(rest, sizeof(rest), "%.90s/%020" PRIu64, agent, number);
     return lines_key(key, session, rest);
 }
 

@@ -37,14 +37,14 @@ static void restarts_prune(tdm__worker_slot *worker_slot, double since_s)
     while (old < worker_slot->start_count && worker_slot->starts_s[old] < since_s) old++;
     worker_slot->start_count -= old;
     memmove(worker_slot->starts_s, worker_slot->starts_s + old,
-            worker_slot->start_count * sizeof *worker_slot->starts_s);
+            worker_slot->start_count * sizeof(*worker_slot->starts_s));
 }
 
 static bool restarts_add(tdm__worker_slot *worker_slot, double at_s)
 {
     if (worker_slot->start_count == worker_slot->start_room) {
         size_t room = worker_slot->start_room * 2 + 8;
-        double *starts_s = realloc(worker_slot->starts_s, room * sizeof *starts_s);
+        double *starts_s = realloc(worker_slot->starts_s, room * sizeof(*starts_s));
         if (!starts_s) return false;
         worker_slot->starts_s = starts_s;
         worker_slot->start_room = room;
@@ -109,11 +109,11 @@ static bool worker_crashed_again(tdm__agent *a, const tdm__agent_worker *w, int 
     a->crash_count = step == a->crash_step ? a->crash_count + 1 : 1;
     a->crash_step = step;
     if (a->crash_count < MAX_CRASHES) return false;
-    tdm__agent_how(wait_status, how, sizeof how);
-    tdm__agent_last_line(a, w->slot, last, sizeof last);
-    if (step > 0) snprintf(where, sizeof where, "in step %" PRIu64, step + 1);
+    tdm__agent_how(wait_status, how, sizeof(how));
+    tdm__agent_last_line(a, w->slot, last, sizeof(last));
+    if (step > 0) snprintf(where, sizeof(where), "in step %" PRIu64, step + 1);
     snprintf(
-        message, sizeof message,
+        message, sizeof(message),
         "workers repeatedly crash %s, %d times so far, the last one %s: this is a bug in Tandem "
         "or in a library that the job loads, and a restart does not help%s%s; the checkpoints are "
         "valid: fix the bug, then continue with --resume ('tandem replay' runs the step alone)",
@@ -138,12 +138,12 @@ static tdm_status status_of_exit_code(int code)
 static void session_fail(tdm__agent *a, const tdm__agent_worker *w, int code)
 {
     char last[600], message[900];
-    tdm__agent_last_line(a, w->slot, last, sizeof last);
+    tdm__agent_last_line(a, w->slot, last, sizeof(last));
     const char *said = strncmp(last, "tandem: ", 8) == 0 ? last + 8 : last;
     if (said[0])
-        snprintf(message, sizeof message, "%s", said);
+        snprintf(message, sizeof(message), "%s", said);
     else
-        snprintf(message, sizeof message, "worker %s exited with code %d", w->id, code);
+        snprintf(message, sizeof(message), "worker %s exited with code %d", w->id, code);
     tdm__agent_end_session(a, status_of_exit_code(code), message);
 }
 
@@ -155,7 +155,7 @@ static void agent_withdraw_workers(tdm__agent *a)
         const tdm__agent_worker *w = &a->worker_slots[i].worker;
         char request[TDM_MEMBER_ID_BYTES + 8];
         if (w->pid <= 0 || atomic_load(&a->slots[w->slot].step) > 0) continue;
-        snprintf(request, sizeof request, "leave/%s", w->id);
+        snprintf(request, sizeof(request), "leave/%s", w->id);
         (void)tdm_session_request(a->kv, a->options->session, request, "its host is refused", NULL);
     }
 }
@@ -165,7 +165,7 @@ static void worker_refused(tdm__agent *a, const tdm__worker_slot *worker_slot,
                            const tdm__agent_worker *w)
 {
     char last[600];
-    tdm__agent_last_line(a, w->slot, last, sizeof last);
+    tdm__agent_last_line(a, w->slot, last, sizeof(last));
     a->was_refused = true;
     if (a->over) return;
     agent_withdraw_workers(a);
@@ -191,7 +191,7 @@ void tdm__agent_judge(tdm__agent *a, tdm__worker_slot *worker_slot, const tdm__a
 {
     char how[64];
     worker_slot->start_at_s = INFINITY;
-    tdm__agent_how(wait_status, how, sizeof how);
+    tdm__agent_how(wait_status, how, sizeof(how));
     if (worker_crashed_again(a, worker, wait_status, step)) return;
     int code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -1;
     agent_record_exit_code(a, code);

@@ -101,10 +101,10 @@ static void session_remove_files(const char *dir, const char *session)
 {
     static const char *const ends[] = {"store", "url", "yaml", "secret", "lock"};
     char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s.logs", dir, session);
+    snprintf(path, sizeof(path), "%s/%s.logs", dir, session);
     session_remove_logs(path);
-    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
-        snprintf(path, sizeof path, "%s/%s.%s", dir, session, ends[i]);
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        snprintf(path, sizeof(path), "%s/%s.%s", dir, session, ends[i]);
         (void)unlink(path);
     }
 }
@@ -122,7 +122,7 @@ static bool file_has_name(int fd, const char *path)
 static bool session_is_held(const char *dir, const char *session, int create)
 {
     char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s.lock", dir, session);
+    snprintf(path, sizeof(path), "%s/%s.lock", dir, session);
     int fd = open(path, O_RDWR | create | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) return false;
     bool held = flock(fd, LOCK_EX | LOCK_NB) != 0;
@@ -156,7 +156,7 @@ static tdm_status session_lock(const char *path, int *out, tdm_error *err)
 tdm_status tdm__session_put_file(const char *path, const char *text, tdm_error *err)
 {
     char temporary[PATH_MAX];
-    snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid());
+    snprintf(temporary, sizeof(temporary), "%s.%ld", path, (long)getpid());
     int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) return tdm_os_fail(err, "cannot create", temporary);
     size_t length = strlen(text), done = 0;
@@ -206,7 +206,7 @@ tdm_status tdm_session_hold_init(const char *session, const char *store, const c
                       : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
     }
     if (status == TDM_OK) {
-        snprintf(local, sizeof local, "local:%s/%s.store", dir, session);
+        snprintf(local, sizeof(local), "local:%s/%s.store", dir, session);
         status = session_write_files(dir, store ? store : local, job_text, &hold, err);
     }
     if (status != TDM_OK) {
@@ -260,7 +260,7 @@ static void session_sweep_stores(const char *dir, const char *const *names, size
     for (size_t i = 0; i < count; i++) {
         const char *session = session_of(names[i], ".store", arena);
         if (!session) continue;
-        snprintf(lock, sizeof lock, "%s/%s.lock", dir, session);
+        snprintf(lock, sizeof(lock), "%s/%s.lock", dir, session);
         if (!tdm_path_exists(lock)) (void)session_is_held(dir, session, O_CREAT);
     }
 }
@@ -272,7 +272,7 @@ tdm_status tdm_session_list(tdm_arena *arena, tdm_session_place **out, size_t *o
     size_t count = 0, found = 0;
     TDM_TRY(tdm_runtime_dir(arena, &dir, err));
     TDM_TRY(tdm_dir_list(dir, arena, &names, &count, err));
-    tdm_session_place *places = tdm_arena_array(arena, count + 1, sizeof *places);
+    tdm_session_place *places = tdm_arena_array(arena, count + 1, sizeof(*places));
     if (!places) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the list of sessions");
     session_sweep_stores(dir, names, count, arena);
     for (size_t i = 0; i < count; i++) {

@@ -76,7 +76,7 @@ static void launcher_say(const launcher *l, const char *fmt, ...)
     char text[1200];
     va_list args;
     va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
+    vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
     if (l->options->say) l->options->say(l->options->user, text);
 }
@@ -97,17 +97,17 @@ static tdm_status launcher_begin(launcher *l, tdm_error *err)
     TDM_TRY(tdm_session_list(l->arena, &stale, &count, err)); /* removes stale files */
     tdm_status status = TDM_ERR_BUSY;
     if (l->options->session) {
-        snprintf(l->result.session, sizeof l->result.session, "%s", l->options->session);
+        snprintf(l->result.session, sizeof(l->result.session), "%s", l->options->session);
         return launcher_hold(l, err);
     }
     for (int i = 0; i < MAX_DRAWS && status == TDM_ERR_BUSY; i++) {
         uint8_t drawn[NAME_BYTES];
         char name[2 * NAME_BYTES + 1];
-        TDM_TRY(tdm_os_random(drawn, sizeof drawn, err));
-        tdm_hex(drawn, sizeof drawn, name);
-        snprintf(l->result.session, sizeof l->result.session, "%.24s-%s", l->options->name, name);
+        TDM_TRY(tdm_os_random(drawn, sizeof(drawn), err));
+        tdm_hex(drawn, sizeof(drawn), name);
+        snprintf(l->result.session, sizeof(l->result.session), "%.24s-%s", l->options->name, name);
         if (!tdm__session_name_is_good(l->result.session, TDM_SESSION_BYTES))
-            snprintf(l->result.session, sizeof l->result.session, "s-%s", name);
+            snprintf(l->result.session, sizeof(l->result.session), "s-%s", name);
         status = launcher_hold(l, err);
     }
     return status;
@@ -181,7 +181,7 @@ static void store_warn(const launcher *l)
 static tdm_status store_fill(launcher *l, tdm_error *err)
 {
     tdm_str about = TDM_STR_INIT;
-    if (!getcwd(l->dir, sizeof l->dir))
+    if (!getcwd(l->dir, sizeof(l->dir)))
         return tdm_os_fail(err, "cannot find", "the current directory");
     l->kv_options = l->options->kv;
     l->kv_options.url = l->hold.place.store;
@@ -210,7 +210,7 @@ static const char **agent_words(launcher *l, const tdm_session_start *start, con
 {
     size_t more = 0;
     while (l->options->words && l->options->words[more]) more++;
-    const char **words = tdm_arena_array(l->arena, 20 + more, sizeof *words);
+    const char **words = tdm_arena_array(l->arena, 20 + more, sizeof(*words));
     const char *count = tdm_arena_printf(l->arena, "%d", start->count);
     const char *remote = l->options->remote_tandem ? l->options->remote_tandem : "tandem";
     if (!words || !count) return NULL;
@@ -229,8 +229,8 @@ static const char **agent_words(launcher *l, const tdm_session_start *start, con
                            "--job",
                            job,
                            "--"};
-    size_t n = sizeof first / sizeof first[0];
-    memcpy(words, first, sizeof first);
+    size_t n = sizeof(first) / sizeof(first[0]);
+    memcpy(words, first, sizeof(first));
     for (size_t i = 0; i < more; i++) words[n++] = l->options->words[i];
     return words;
 }
@@ -265,7 +265,7 @@ static const char *ssh_text(void)
 static const char **ssh_words(launcher *l, const char *host, const char *command)
 {
     char *text = tdm_arena_strdup(l->arena, ssh_text());
-    const char **words = tdm_arena_array(l->arena, MAX_SSH_WORDS + 3, sizeof *words);
+    const char **words = tdm_arena_array(l->arena, MAX_SSH_WORDS + 3, sizeof(*words));
     int n = 0;
     char *rest = NULL;
     if (!text || !words || !command) return NULL;
@@ -280,8 +280,8 @@ static const char **ssh_words(launcher *l, const char *host, const char *command
 static const char *host_here(tdm_arena *arena)
 {
     char name[TDM_HOST_BYTES] = "";
-    if (gethostname(name, sizeof name - 1) != 0) name[0] = '\0';
-    return tdm_arena_strdup(arena, tdm__session_name_is_good(name, sizeof name) ? name : "here");
+    if (gethostname(name, sizeof(name) - 1) != 0) name[0] = '\0';
+    return tdm_arena_strdup(arena, tdm__session_name_is_good(name, sizeof(name)) ? name : "here");
 }
 
 /* The standard input of an agent on another host: the secret, then the job. In memory, so that the
@@ -366,7 +366,7 @@ static void launcher_take_verdict(launcher *l, tdm_status status, const char *me
     if (l->has_verdict) return;
     l->has_verdict = true;
     l->result.status = status;
-    snprintf(l->result.message, sizeof l->result.message, "%s", message);
+    snprintf(l->result.message, sizeof(l->result.message), "%s", message);
     double end_s = now_s + l->options->grace_s + silence_limit_s;
     if (end_s < l->end_at_s) l->end_at_s = end_s;
 }
@@ -392,7 +392,7 @@ static void launcher_read_store(launcher *l, double now_s)
     tdm_status status = tdm_session_look(l->kv, l->result.session, arena, &view, NULL);
     bool is_known = status == TDM_OK;
     if (status == TDM_OK) {
-        if (view.run) snprintf(l->result.run, sizeof l->result.run, "%s", view.run);
+        if (view.run) snprintf(l->result.run, sizeof(l->result.run), "%s", view.run);
         l->result.stopped = l->result.stopped || view.stopping;
         l->has_members = view.member_count > 0;
         l->has_hosts = view.host_count > 0;
@@ -492,7 +492,7 @@ static void launcher_request_save(launcher *l)
 static void launcher_handle_signals(launcher *l)
 {
     struct signalfd_siginfo info;
-    while (read(l->signals, &info, sizeof info) == (ssize_t)sizeof info) {
+    while (read(l->signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
         if (info.ssi_signo == SIGCHLD) continue;
         if (info.ssi_signo == SIGUSR1) {
             launcher_request_save(l);
@@ -568,7 +568,7 @@ static tdm_status launcher_open_signals(launcher *l, tdm_error *err)
     static const int asking[] = {SIGINT, SIGTERM, SIGUSR1};
     sigemptyset(&l->taken);
     sigaddset(&l->taken, SIGCHLD);
-    for (size_t i = 0; i < sizeof asking / sizeof asking[0]; i++) {
+    for (size_t i = 0; i < sizeof(asking) / sizeof(asking[0]); i++) {
         struct sigaction action;
         if (sigaction(asking[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
             sigaddset(&l->taken, asking[i]);
@@ -584,14 +584,14 @@ static void launcher_conclude(launcher *l)
     if (l->has_verdict) return;
     if (l->running > 0 || l->has_members) {
         l->result.status = TDM_ERR_TIMEOUT;
-        snprintf(l->result.message, sizeof l->result.message,
+        snprintf(l->result.message, sizeof(l->result.message),
                  "the workers are still running; 'tandem ps' shows them");
     } else if (l->result.exit_code == 0) {
         l->result.status = TDM_ERR_PEER_FAILED;
         bool was_seen = l->has_seen_hosts;
         for (int i = 0; i < l->options->start_count; i++)
             was_seen = was_seen || l->agents[i].was_seen || l->agents[i].is_local;
-        snprintf(l->result.message, sizeof l->result.message, "%s",
+        snprintf(l->result.message, sizeof(l->result.message), "%s",
                  was_seen
                      ? "all agents and workers are gone, and none reported how training ended; "
                        "checkpoints that were written are valid"
@@ -625,14 +625,14 @@ static void launcher_release(launcher *l)
         pthread_sigmask(SIG_SETMASK, &l->before, NULL);
     }
     free(l->agents);
-    explicit_bzero(l->secret, sizeof l->secret);
+    explicit_bzero(l->secret, sizeof(l->secret));
     tdm_arena_destroy(l->arena);
 }
 
 static tdm_status launcher_run(launcher *l, tdm_error *err)
 {
     l->arena = tdm_arena_create("session");
-    l->agents = calloc((size_t)l->options->start_count + 1, sizeof *l->agents);
+    l->agents = calloc((size_t)l->options->start_count + 1, sizeof(*l->agents));
     if (!l->arena || !l->agents) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
     TDM_TRY(launcher_begin(l, err));
     TDM_TRY(store_fill(l, err));

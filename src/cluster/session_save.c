@@ -23,11 +23,11 @@ tdm_status tdm_session_ask_save(tdm_kv *kv, const char *session, const char *why
 {
     uint64_t drawn;
     char request[TDM_SAVE_REQUEST_BYTES + 8], name[TDM_SAVE_REQUEST_BYTES];
-    TDM_TRY(tdm_os_random(&drawn, sizeof drawn, err));
-    snprintf(name, sizeof name, "%016" PRIx64, drawn);
-    snprintf(request, sizeof request, "save/%s", name);
+    TDM_TRY(tdm_os_random(&drawn, sizeof(drawn), err));
+    snprintf(name, sizeof(name), "%016" PRIx64, drawn);
+    snprintf(request, sizeof(request), "save/%s", name);
     TDM_TRY(tdm_session_request(kv, session, request, why, err));
-    if (out_request) memcpy(out_request, name, sizeof name);
+    if (out_request) memcpy(out_request, name, sizeof(name));
     return TDM_OK;
 }
 
@@ -93,8 +93,8 @@ static tdm_status saved_read(const char *value, tdm_arena *arena, tdm_session_sa
                         "the result of the checkpoint in the store is not valid");
     out->status = (tdm_status)status;
     out->step = (uint64_t)step;
-    snprintf(out->path, sizeof out->path, "%s", path);
-    snprintf(out->message, sizeof out->message, "%s", message);
+    snprintf(out->path, sizeof(out->path), "%s", path);
+    snprintf(out->message, sizeof(out->message), "%s", message);
     return TDM_OK;
 }
 

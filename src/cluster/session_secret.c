@@ -76,9 +76,9 @@ static tdm_status secret_of_environment(char out[TDM_SECRET_BYTES], tdm_error *e
 static tdm_status draw_secret(char out[TDM_SECRET_BYTES], tdm_error *err)
 {
     uint8_t drawn[16];
-    TDM_TRY(tdm_os_random(drawn, sizeof drawn, err));
-    tdm_hex(drawn, sizeof drawn, out);
-    explicit_bzero(drawn, sizeof drawn);
+    TDM_TRY(tdm_os_random(drawn, sizeof(drawn), err));
+    tdm_hex(drawn, sizeof(drawn), out);
+    explicit_bzero(drawn, sizeof(drawn));
     return TDM_OK;
 }
 
@@ -141,7 +141,7 @@ static tdm_status secret_hash(const char *session, const char *secret, char out[
         status = tdm_hmac_sha256(secret, strlen(secret), text.data, text.length, raw);
     tdm_str_release(&text);
     if (status != TDM_OK) return tdm_fail(err, status, "no memory for a hash");
-    tdm_hex(raw, sizeof raw, out);
+    tdm_hex(raw, sizeof(raw), out);
     return TDM_OK;
 }
 

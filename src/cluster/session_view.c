@@ -83,7 +83,7 @@ static void view_read_words(const tdm_json *about, tdm_arena *arena, tdm_session
 {
     const tdm_json *list = tdm_json_get(about, "words");
     size_t count = list && list->type == TDM_JSON_ARRAY ? list->count : 0, n = 0;
-    const char **words = tdm_arena_array(arena, count + 1, sizeof *words);
+    const char **words = tdm_arena_array(arena, count + 1, sizeof(*words));
     for (const tdm_json *word = count > 0 ? list->first : NULL; words && word; word = word->next)
         if (tdm_json_as_string(word)) words[n++] = tdm_json_as_string(word);
     out->words = words;
@@ -137,8 +137,8 @@ static void view_read_epoch(const tdm_json *epoch, tdm_arena *arena, tdm_session
 {
     const tdm_json *list = tdm_json_get(epoch, "members");
     size_t room = list && list->type == TDM_JSON_ARRAY ? list->count + 1 : 1;
-    const char **ids = tdm_arena_array(arena, room, sizeof *ids);
-    const char **hosts = tdm_arena_array(arena, room, sizeof *hosts);
+    const char **ids = tdm_arena_array(arena, room, sizeof(*ids));
+    const char **hosts = tdm_arena_array(arena, room, sizeof(*hosts));
     out->epoch = (uint32_t)int_of(epoch, "number", 0);
     out->rank_ids = ids;
     out->rank_hosts = hosts;
@@ -194,7 +194,7 @@ static void view_drop_gone_agents(tdm_session_view *view)
 /* Takes step, speed and run of the session from the rank with the newest values. */
 static void view_sum_up(tdm_session_view *view)
 {
-    qsort(view->members, view->member_count, sizeof *view->members, by_rank);
+    qsort(view->members, view->member_count, sizeof(*view->members), by_rank);
     for (size_t i = 0; i < view->member_count; i++) {
         const tdm_session_member *m = &view->members[i];
         if (!view->run && m->run) view->run = m->run;
@@ -239,9 +239,9 @@ tdm_status tdm_session_look(tdm_kv *kv, const char *session, tdm_arena *arena,
     TDM_TRY(tdm_kv_list(kv, tdm__session_key(prefix, session, "%s", ""), arena, &items, &count,
                         NULL, err));
     tdm_session_view view = {.session = tdm_arena_strdup(arena, session)};
-    view.members = tdm_arena_array(arena, count + 1, sizeof *view.members);
-    view.hosts = tdm_arena_array(arena, count + 1, sizeof *view.hosts);
-    view.leaver_ids = tdm_arena_array(arena, count + 1, sizeof *view.leaver_ids);
+    view.members = tdm_arena_array(arena, count + 1, sizeof(*view.members));
+    view.hosts = tdm_arena_array(arena, count + 1, sizeof(*view.hosts));
+    view.leaver_ids = tdm_arena_array(arena, count + 1, sizeof(*view.leaver_ids));
     if (!view.session || !view.members || !view.hosts || !view.leaver_ids)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the contents of the store");
     const tdm_json *epoch = NULL;
@@ -271,7 +271,7 @@ tdm_status tdm_session_names(tdm_kv *kv, tdm_arena *arena, const char *const **o
     tdm_kv_item *items;
     size_t count, found = 0;
     TDM_TRY(tdm_kv_list(kv, "tandem/", arena, &items, &count, NULL, err));
-    const char **names = tdm_arena_array(arena, count + 1, sizeof *names);
+    const char **names = tdm_arena_array(arena, count + 1, sizeof(*names));
     if (!names) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the list of sessions");
     for (size_t i = 0; i < count; i++) {
         const char *name = items[i].key + strlen("tandem/"), *end = strchr(name, '/');

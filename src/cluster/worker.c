@@ -107,14 +107,14 @@ tdm_status tdm_worker_open(tdm_worker **out, tdm_error *err)
         return tdm_fail(err, TDM_ERR_INVALID,
                         "TANDEM_MEMBER is set, but TANDEM_HOST or TANDEM_SLOT is not valid: only "
                         "'tandem agent' can start workers; use 'tandem train'");
-    tdm_worker *w = calloc(1, sizeof *w);
+    tdm_worker *w = calloc(1, sizeof(*w));
     if (!w) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a worker");
     w->terminal[0] = environment_descriptor("TANDEM_OUT_FD");
     w->terminal[1] = environment_descriptor("TANDEM_ERR_FD");
     w->log = -1;
     w->lines = tdm__log_forward_open(getenv("TANDEM_LINES"));
-    snprintf(w->log_name, sizeof w->log_name, "%s.%d.log", host, slot);
-    if (log) snprintf(w->log_path, sizeof w->log_path, "%s", log);
+    snprintf(w->log_name, sizeof(w->log_name), "%s.%d.log", host, slot);
+    if (log) snprintf(w->log_path, sizeof(w->log_path), "%s", log);
     tdm_status status = worker_attach(w, slot, err);
     if (status == TDM_OK) {
         w->log = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
@@ -173,19 +173,19 @@ static void worker_copy_log(const char *from, int to)
     char bytes[4096];
     int fd = open(from, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     ssize_t got = 0;
-    while (fd >= 0 && (got = read(fd, bytes, sizeof bytes)) > 0)
+    while (fd >= 0 && (got = read(fd, bytes, sizeof(bytes))) > 0)
         if (write(to, bytes, (size_t)got) != got) break;
     if (fd >= 0) close(fd);
 }
 
 void tdm_worker_move_log(tdm_worker *worker, const char *run_path)
 {
-    char path[PATH_MAX + sizeof worker->log_name + 8];
+    char path[PATH_MAX + sizeof(worker->log_name) + 8];
     if (!worker->log_path[0] || worker->log < 0) return;
-    snprintf(path, sizeof path, "%s/logs", run_path);
+    snprintf(path, sizeof(path), "%s/logs", run_path);
     if (mkdir(path, 0777) != 0 && errno != EEXIST)
         return; /* this host cannot access the run directory */
-    snprintf(path, sizeof path, "%s/logs/%s", run_path, worker->log_name);
+    snprintf(path, sizeof(path), "%s/logs/%s", run_path, worker->log_name);
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (fd < 0) return;
     fflush(NULL);

@@ -49,7 +49,7 @@ void tdm__choices_release(tdm__choices *choices)
 
 static tdm_status choices_allocate(tdm__choices *out, int count, tdm_error *err)
 {
-    tdm__choice *rows = calloc((size_t)count + 1, sizeof *rows);
+    tdm__choice *rows = calloc((size_t)count + 1, sizeof(*rows));
     if (!rows)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a table of %d choices", count);
     *out = (tdm__choices){.rows = rows};

@@ -14,7 +14,7 @@ const tdm__algorithm_ops *const tdm__algorithms[] = {
     &tdm__algorithm_direct, &tdm__algorithm_ring,      &tdm__algorithm_doubling,
     &tdm__algorithm_tree,   &tdm__algorithm_hierarchy, &tdm__algorithm_window,
 };
-const int tdm__algorithm_count = sizeof tdm__algorithms / sizeof tdm__algorithms[0];
+const int tdm__algorithm_count = sizeof(tdm__algorithms) / sizeof(tdm__algorithms[0]);
 
 /* clang-format off */
 enum { KB = 1024, MB = 1024 * 1024 };
@@ -86,7 +86,8 @@ const tdm__choice tdm__choices_builtin[] = {
     ROW(ALL_GATHER,     CROWDED,  1,  0,        HIERARCHY),
 };
 /* clang-format on */
-const int tdm__choices_builtin_count = sizeof tdm__choices_builtin / sizeof tdm__choices_builtin[0];
+const int tdm__choices_builtin_count = sizeof(tdm__choices_builtin) /
+                                       sizeof(tdm__choices_builtin[0]);
 
 static tdm__group_place place_of(const tdm_group *group)
 {

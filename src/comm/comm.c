@@ -35,10 +35,10 @@ static bool init_lock(tdm_comm *comm)
 static bool comm_allocate(tdm_comm *comm)
 {
     size_t size = (size_t)comm->size;
-    comm->peer_states = calloc(size, sizeof *comm->peer_states);
-    comm->losses = calloc(size, sizeof *comm->losses);
-    comm->flight_bytes = calloc(size, sizeof *comm->flight_bytes);
-    comm->queued_counts = calloc(size, sizeof *comm->queued_counts);
+    comm->peer_states = calloc(size, sizeof(*comm->peer_states));
+    comm->losses = calloc(size, sizeof(*comm->losses));
+    comm->flight_bytes = calloc(size, sizeof(*comm->flight_bytes));
+    comm->queued_counts = calloc(size, sizeof(*comm->queued_counts));
     comm->matches = tdm__matches_create();
     return comm->peer_states && comm->losses && comm->flight_bytes && comm->queued_counts &&
            comm->matches;
@@ -82,7 +82,7 @@ static tdm_status make_recorder(tdm_comm *comm, tdm_error *err)
 
 static tdm_status make_world(tdm_comm *comm, tdm_error *err)
 {
-    int *ranks = malloc((size_t)comm->size * sizeof *ranks);
+    int *ranks = malloc((size_t)comm->size * sizeof(*ranks));
     if (!ranks) return comm_no_memory(err);
     for (int i = 0; i < comm->size; i++) ranks[i] = i;
     tdm_status status = tdm__group_make(comm, ranks, comm->size, 0, &comm->groups, err);
@@ -107,7 +107,7 @@ static tdm_status comm_init_fields(tdm_comm *comm, const tdm__comm_parts *parts,
 tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_parts *parts,
                               tdm_comm **out, tdm_error *err)
 {
-    tdm_comm *comm = calloc(1, sizeof *comm);
+    tdm_comm *comm = calloc(1, sizeof(*comm));
     if (!comm || !init_lock(comm)) {
         free(comm);
         if (parts->host) tdm__host_destroy(parts->host);

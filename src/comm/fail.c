@@ -33,7 +33,7 @@ enum {
 const char *tdm__call_name(const tdm_group *group, const tdm__head *head, char *out, size_t bytes)
 {
     char name[32] = "world";
-    if (group->id) snprintf(name, sizeof name, "group %08x", group->id);
+    if (group->id) snprintf(name, sizeof(name), "group %08x", group->id);
     if (head->kind >= TDM_CALL_SEND)
         snprintf(out, bytes, "send or recv #%u with tag %u of %s", head->sequence, head->step,
                  name);
@@ -52,10 +52,10 @@ const char *tdm__head_text(const tdm__head *head, char *out, size_t bytes)
     }
     char reduce[32] = "", root[32] = "", layout[40] = "";
     if (tdm__kind_reduces((tdm_call_kind)head->kind))
-        snprintf(reduce, sizeof reduce, " by %s", tdm_reduce_name((tdm_reduce)head->reduce));
+        snprintf(reduce, sizeof(reduce), " by %s", tdm_reduce_name((tdm_reduce)head->reduce));
     if (tdm__kind_has_root((tdm_call_kind)head->kind))
-        snprintf(root, sizeof root, ", root %d", head->root);
-    if (head->layout) snprintf(layout, sizeof layout, ", layout %08x", (uint32_t)head->layout);
+        snprintf(root, sizeof(root), ", root %d", head->root);
+    if (head->layout) snprintf(layout, sizeof(layout), ", layout %08x", (uint32_t)head->layout);
     snprintf(out, bytes, "%s of %llu %s%s%s%s, algorithm %s", kind, (unsigned long long)head->count,
              tdm_dtype_name((tdm_dtype)head->dtype), reduce, root, layout,
              tdm_algorithm_name((tdm_algorithm)head->algorithm));
@@ -84,7 +84,7 @@ typedef struct tdm__tell {
 static void tell_others(tdm_group *group)
 {
     tdm_comm *comm = group->comm;
-    tdm__tell *tell = malloc(sizeof *tell);
+    tdm__tell *tell = malloc(sizeof(*tell));
     if (!tell) return; /* the other ranks have their own deadlines */
     *tell = (tdm__tell){.next = comm->tells, .group = group->id, .error = group->broken};
     comm->tells = tell;
@@ -100,7 +100,7 @@ static void log_break(const tdm_comm *comm)
 {
     char last[512];
     tdm_log(TDM_LOG_INFO, "trace", "a call failed: this rank %s",
-            tdm__recorder_last(comm->recorder, last, sizeof last));
+            tdm__recorder_last(comm->recorder, last, sizeof(last)));
     tdm__recorder_log(comm->recorder, TDM_LOG_DEBUG);
 }
 
@@ -159,9 +159,9 @@ void tdm__group_mismatch(tdm_group *group, int their_world_rank, const tdm__head
     int own = group->comm->rank;
     bool swap = their_world_rank < own; /* both sides report the same text */
     char first[160], second[160], name[48] = "the world";
-    tdm__head_text(swap ? theirs : mine, first, sizeof first);
-    tdm__head_text(swap ? mine : theirs, second, sizeof second);
-    if (group->id) snprintf(name, sizeof name, "group %08x", group->id);
+    tdm__head_text(swap ? theirs : mine, first, sizeof(first));
+    tdm__head_text(swap ? mine : theirs, second, sizeof(second));
+    if (group->id) snprintf(name, sizeof(name), "group %08x", group->id);
     tdm__group_break(
         group, true, TDM_ERR_PEER_MISMATCH,
         "rank %d and rank %d do not agree on call #%u of %s: rank %d called %s; rank %d called "
@@ -253,7 +253,7 @@ void tdm__early_free(tdm_comm *comm)
 
 void tdm__early_keep(tdm_comm *comm, uint32_t group, tdm_status status, const char *text)
 {
-    tdm__tell *word = malloc(sizeof *word);
+    tdm__tell *word = malloc(sizeof(*word));
     if (!word) return; /* calls on it end by their deadline */
     *word = (tdm__tell){.next = comm->early, .group = group};
     tdm_fail(&word->error, status, "%s", text);
@@ -377,16 +377,16 @@ static void request_on_deadline(tdm_request *request, double now)
     for (int i = 0; i < count; i++) left = left || comm->peer_states[missing[i]] == TDM_PEER_LEFT;
 
     char name[96], what[160], who[160] = "itself", report[600] = "";
-    tdm__call_name(group, &request->head, name, sizeof name);
-    tdm__head_text(&request->head, what, sizeof what);
-    if (count) ranks_text(missing, count, who, sizeof who);
+    tdm__call_name(group, &request->head, name, sizeof(name));
+    tdm__head_text(&request->head, what, sizeof(what));
+    if (count) ranks_text(missing, count, who, sizeof(who));
 
     request->late = true;
     tdm__head head = request->head;
     tdm__comm_unlock(comm);
     if (count)
         comm->control->ops->report(comm->control, missing, count > MAX_NAMED ? MAX_NAMED : count,
-                                   report, sizeof report);
+                                   report, sizeof(report));
     tdm__comm_lock(comm);
 
     if (!is_still_late(comm, request, &head)) return;

@@ -54,7 +54,7 @@ static tdm__pair_count *group_find_pair(tdm__pair_count *pairs, size_t capacity,
 static bool group_grow_pairs(tdm_group *group)
 {
     size_t capacity = group->pair_capacity ? 2 * group->pair_capacity : FIRST_PAIRS;
-    tdm__pair_count *pairs = calloc(capacity, sizeof *pairs);
+    tdm__pair_count *pairs = calloc(capacity, sizeof(*pairs));
     if (!pairs) return false;
     for (size_t i = 0; i < group->pair_capacity; i++) {
         const tdm__pair_count *old = &group->pair_counts[i];
@@ -99,9 +99,9 @@ void tdm__group_free(tdm_group *group)
 static bool group_find_hosts(tdm_group *group)
 {
     const tdm_comm *comm = group->comm;
-    int *number = malloc((size_t)comm->size * sizeof *number); /* by the comm's host index */
+    int *number = malloc((size_t)comm->size * sizeof(*number)); /* by the comm's host index */
     if (!number) return false;
-    memset(number, -1, (size_t)comm->size * sizeof *number);
+    memset(number, -1, (size_t)comm->size * sizeof(*number));
     for (int i = 0; i < group->size; i++) {
         int *host = &number[comm->host_of[group->ranks[i]]];
         if (*host < 0) *host = group->host_count++;
@@ -115,7 +115,7 @@ static bool group_find_hosts(tdm_group *group)
 tdm_status tdm__group_make(tdm_comm *comm, const int *ranks, int count, uint32_t id,
                            tdm_group **out, tdm_error *err)
 {
-    tdm_group *group = calloc(1, sizeof *group);
+    tdm_group *group = calloc(1, sizeof(*group));
     size_t size = (size_t)count * sizeof(int);
     if (group) {
         group->ranks = malloc(size);
@@ -147,7 +147,7 @@ static tdm_status window_pass_offset(tdm_group *group, int peer, bool receive, u
 {
     tdm_call call = {.kind = receive ? TDM_CALL_RECV : TDM_CALL_SEND,
                      .dtype = TDM_DTYPE_U8,
-                     .count = sizeof *offset,
+                     .count = sizeof(*offset),
                      .in = receive ? NULL : offset,
                      .out = receive ? offset : NULL,
                      .root = peer,
@@ -191,7 +191,7 @@ static uint32_t group_next_id(tdm_comm *comm, const int *ranks, int count)
     tdm__list_count *list = comm->list_counts;
     while (list && list->hash != hash) list = list->next;
     if (!list) {
-        list = calloc(1, sizeof *list);
+        list = calloc(1, sizeof(*list));
         if (!list) return 0;
         list->hash = hash;
         list->next = comm->list_counts;
@@ -218,7 +218,7 @@ static tdm_status check_ranks(const tdm_comm *comm, const int *ranks, int count,
         return tdm_fail(err, TDM_ERR_RANGE, "cannot create a group of %d ranks in a world of %d",
                         count, comm->size);
 
-    bool *inside = calloc((size_t)comm->size, sizeof *inside);
+    bool *inside = calloc((size_t)comm->size, sizeof(*inside));
     if (!inside)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a group of %d ranks", count);
 

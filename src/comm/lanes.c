@@ -161,8 +161,8 @@ tdm_status tdm__leaves_init(tdm__leaves *leaves, const tdm_lanes *lanes, int siz
     while (lane_count < size) lane_count *= 2;
     if (lanes) TDM_TRY(tdm__lanes_check(lanes, size, err));
     int count = lanes ? list_leaves(lanes, size, NULL, NULL) : size;
-    int64_t *nodes = malloc(((size_t)count + 1) * sizeof *nodes);
-    int *first = malloc(((size_t)size + 1) * sizeof *first);
+    int64_t *nodes = malloc(((size_t)count + 1) * sizeof(*nodes));
+    int *first = malloc(((size_t)size + 1) * sizeof(*first));
     if (!nodes || !first) {
         free(nodes);
         free(first);

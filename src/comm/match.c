@@ -12,10 +12,10 @@ enum { FIRST_CHAINS = 64 };
 
 tdm__matches *tdm__matches_create(void)
 {
-    tdm__matches *matches = calloc(1, sizeof *matches);
+    tdm__matches *matches = calloc(1, sizeof(*matches));
     if (!matches) return NULL;
     matches->chain_count = FIRST_CHAINS;
-    matches->chains = calloc(FIRST_CHAINS, sizeof *matches->chains);
+    matches->chains = calloc(FIRST_CHAINS, sizeof(*matches->chains));
     if (matches->chains) return matches;
     free(matches);
     return NULL;
@@ -57,7 +57,7 @@ static void matches_grow(tdm__matches *matches)
 {
     size_t old_count = matches->chain_count;
     tdm__match **old = matches->chains;
-    tdm__match **chains = calloc(old_count * 2, sizeof *chains);
+    tdm__match **chains = calloc(old_count * 2, sizeof(*chains));
     if (!chains) return;
     matches->chains = chains;
     matches->chain_count = old_count * 2;
@@ -79,7 +79,7 @@ tdm__match *tdm__matches_add(tdm__matches *matches, const tdm__match *entry)
     if (copy)
         matches->free_entries = copy->next;
     else
-        copy = malloc(sizeof *copy);
+        copy = malloc(sizeof(*copy));
     if (!copy) return NULL;
     *copy = *entry;
     size_t at = chain_of(matches, &copy->head);

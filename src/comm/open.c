@@ -76,7 +76,7 @@ static tdm_status opening_choose_transport(opening *o, tdm_error *err)
         TDM_TRY(tdm__transport_find(request, &ops, err));
         o->far = ops->name;
     }
-    snprintf(o->name, sizeof o->name, "%s%s%s", o->near ? o->near : "",
+    snprintf(o->name, sizeof(o->name), "%s%s%s", o->near ? o->near : "",
              o->near && o->far ? "+" : "", o->far ? o->far : "");
     return TDM_OK;
 }
@@ -98,7 +98,7 @@ static void greeting_set_error(greeting *mine, const tdm_error *error)
 {
     mine->status = (uint32_t)error->status;
     mine->address_bytes = 0;
-    snprintf(mine->text, sizeof mine->text, "%.*s", (int)sizeof mine->text - 1, error->message);
+    snprintf(mine->text, sizeof(mine->text), "%.*s", (int)sizeof(mine->text) - 1, error->message);
 }
 
 static tdm_status greeting_check(int rank, const uint8_t *bytes, size_t count,
@@ -111,8 +111,8 @@ static tdm_status greeting_check(int rank, const uint8_t *bytes, size_t count,
                         rank, count);
     if (g->status != TDM_OK)
         return tdm_fail(err, TDM_ERR_PEER_FAILED, "rank %d failed: %.*s", rank,
-                        (int)sizeof g->text - 1, g->text);
-    if (strncmp(g->transport, transport, sizeof g->transport) != 0)
+                        (int)sizeof(g->text) - 1, g->text);
+    if (strncmp(g->transport, transport, sizeof(g->transport)) != 0)
         return tdm_fail(
             err, TDM_ERR_PEER_MISMATCH,
             "rank %d uses the transport %.15s, this rank uses %s; set the same on all ranks", rank,
@@ -123,7 +123,7 @@ static tdm_status greeting_check(int rank, const uint8_t *bytes, size_t count,
 /* Exchanges greetings with all ranks. On success `out` has `size` valid greetings. */
 static tdm_status opening_greet(opening *o, greeting *mine, greetings *out, tdm_error *err)
 {
-    snprintf(mine->transport, sizeof mine->transport, "%s", o->name);
+    snprintf(mine->transport, sizeof(mine->transport), "%s", o->name);
     size_t bytes = offsetof(greeting, address) + mine->address_bytes;
     TDM_TRY(o->control->ops->exchange(o->control, mine, bytes, &out->all, &out->bytes, err));
     tdm_status status = TDM_OK;
@@ -138,8 +138,8 @@ static tdm_status opening_greet(opening *o, greeting *mine, greetings *out, tdm_
 static tdm_status opening_connect_host(opening *o, const greetings *g, const int *ranks,
                                        tdm_error *err)
 {
-    const uint8_t **addresses = calloc((size_t)o->local_count, sizeof *addresses);
-    size_t *bytes = calloc((size_t)o->local_count, sizeof *bytes);
+    const uint8_t **addresses = calloc((size_t)o->local_count, sizeof(*addresses));
+    size_t *bytes = calloc((size_t)o->local_count, sizeof(*bytes));
     tdm_status status = TDM_OK;
     if (!addresses || !bytes)
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory while opening a world");
@@ -194,8 +194,8 @@ static tdm_status opening_connect_far(opening *o, tdm__transport *far, const gre
                                       tdm_error *err)
 {
     size_t size = (size_t)o->control->size;
-    const uint8_t **addresses = calloc(size, sizeof *addresses);
-    size_t *bytes = calloc(size, sizeof *bytes);
+    const uint8_t **addresses = calloc(size, sizeof(*addresses));
+    size_t *bytes = calloc(size, sizeof(*bytes));
     tdm_status status = TDM_OK;
     if (!addresses || !bytes)
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory while opening a world");
@@ -288,9 +288,9 @@ static tdm_status opening_make_transport(void *context, const tdm__transport_eve
                                       .events = *events,
                                       .cancellation = o->cancellation,
                                       .refusal = {o->options->on_refused, o->options->user}};
-    memcpy(options.key, o->control->key, sizeof options.key);
+    memcpy(options.key, o->control->key, sizeof(options.key));
     tdm_status status = open_transport(o, &options, out, err);
-    explicit_bzero(options.key, sizeof options.key);
+    explicit_bzero(options.key, sizeof(options.key));
     return status;
 }
 
@@ -347,7 +347,7 @@ static tdm_status options_copy_texts(tdm_comm_options *options, tdm_arena **out,
                             &options->security.private_key,
                             &options->security.authority};
     bool whole = arena != NULL;
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0] && whole; i++)
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]) && whole; i++)
         if (*texts[i]) {
             *texts[i] = tdm_arena_strdup(arena, *texts[i]);
             whole = *texts[i] != NULL;

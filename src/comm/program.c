@@ -32,7 +32,7 @@ static void *program_grow_list(tdm__program *p, void *list, int count, int *capa
 static void program_append(tdm__program *p, tdm__instruction instruction)
 {
     tdm__instruction *list = program_grow_list(p, p->list, p->count, &p->capacity,
-                                               sizeof instruction);
+                                               sizeof(instruction));
     if (!list) return;
     p->list = list;
     list[p->count++] = instruction;

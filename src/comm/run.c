@@ -33,10 +33,10 @@ tdm_request *tdm__request_create(tdm_group *group)
         comm->free_requests = request->next;
         tdm_arena *arenas[TDM__MAX_FLIGHT];
         for (int i = 0; i < TDM__MAX_FLIGHT; i++) arenas[i] = request->programs[i].arena;
-        memset(request, 0, sizeof *request);
+        memset(request, 0, sizeof(*request));
         for (int i = 0; i < TDM__MAX_FLIGHT; i++) request->programs[i].arena = arenas[i];
     } else {
-        request = calloc(1, sizeof *request);
+        request = calloc(1, sizeof(*request));
         if (!request) return NULL;
     }
     request->group = group;

@@ -41,7 +41,7 @@ void *tdm__scratch_take(tdm_comm *comm, tdm__block **list, size_t bytes)
     bytes = (bytes + ROUND_BYTES - 1) / ROUND_BYTES * ROUND_BYTES;
     tdm__block *block = scratch_take_kept(comm, bytes);
     if (!block) {
-        block = aligned_alloc(ALIGN, sizeof *block + bytes);
+        block = aligned_alloc(ALIGN, sizeof(*block) + bytes);
         if (!block) return NULL;
         block->bytes = bytes;
     }

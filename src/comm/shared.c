@@ -22,7 +22,7 @@ typedef struct tdm__shared {
 tdm_status tdm_comm_shared(tdm_comm *comm, size_t bytes, void **out, tdm_error *err)
 {
     if (bytes == 0) return tdm_fail(err, TDM_ERR_RANGE, "cannot allocate 0 bytes of shared memory");
-    tdm__shared *shared = calloc(1, sizeof *shared);
+    tdm__shared *shared = calloc(1, sizeof(*shared));
     if (!shared) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for shared memory");
     shared->offset = UINT64_MAX;
     tdm_status status = comm->host ? tdm__host_alloc(comm->host, bytes, &shared->offset, err)

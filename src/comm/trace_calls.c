@@ -8,7 +8,7 @@
 void tdm_comm_mark(tdm_comm *comm, const char *name, uint64_t ns)
 {
     tdm_trace_event event = {.kind = TDM_TRACE_MARK, .peer = -1, .detail = ns};
-    memcpy(event.text, name, strnlen(name, sizeof event.text));
+    memcpy(event.text, name, strnlen(name, sizeof(event.text)));
     tdm__record(comm->recorder, event);
 }
 

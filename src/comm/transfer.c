@@ -47,7 +47,7 @@ static tdm__transfer *transfer_new(tdm_comm *comm, const tdm__transfer *like)
     if (t)
         comm->free_transfers = t->next;
     else
-        t = malloc(sizeof *t);
+        t = malloc(sizeof(*t));
     if (t) *t = *like;
     return t;
 }
@@ -396,7 +396,7 @@ static void transfer_peer_lost(void *user, int peer, const char *how)
     }
     comm->losses[peer].sign = TDM_SIGN_TRANSPORT;
     comm->has_losses = true;
-    snprintf(comm->loss_text, sizeof comm->loss_text, "%s", how);
+    snprintf(comm->loss_text, sizeof(comm->loss_text), "%s", how);
 }
 
 tdm__transport_events tdm__transfer_events(tdm_comm *comm)

@@ -104,10 +104,10 @@ tdm_status tdm__window_enter(tdm_group *group, uint64_t offset, tdm_error *err)
 {
     int own_host = group->host_of[group->rank];
     int n = group->host_size[own_host];
-    tdm__window *w = calloc(1, sizeof *w);
-    int *members = calloc((size_t)n, sizeof *members);
-    int *places = calloc((size_t)n, sizeof *places);
-    uint64_t *ended = calloc(1, sizeof *ended);
+    tdm__window *w = calloc(1, sizeof(*w));
+    int *members = calloc((size_t)n, sizeof(*members));
+    int *places = calloc((size_t)n, sizeof(*places));
+    uint64_t *ended = calloc(1, sizeof(*ended));
     if (!w || !members || !places || !ended) {
         free(w);
         free(members);
@@ -227,9 +227,9 @@ static bool note_ended(tdm__window *w, uint32_t ahead)
 {
     size_t words = (size_t)ahead / WORD_BITS + 1;
     if (words > w->ended_words) {
-        uint64_t *grown = realloc(w->ended, words * sizeof *grown);
+        uint64_t *grown = realloc(w->ended, words * sizeof(*grown));
         if (!grown) return false;
-        memset(grown + w->ended_words, 0, (words - w->ended_words) * sizeof *grown);
+        memset(grown + w->ended_words, 0, (words - w->ended_words) * sizeof(*grown));
         w->ended = grown;
         w->ended_words = words;
     }

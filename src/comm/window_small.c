@@ -234,7 +234,7 @@ static void small_take(tdm_request *request, int segment)
     bool lanes = call->lanes != NULL;
     const tdm__tree_plan *plan = lanes ? &request->plan : &group->window->plan;
     const void **sources = tdm__program_scratch(program,
-                                                (size_t)plan->leaf_count * sizeof *sources);
+                                                (size_t)plan->leaf_count * sizeof(*sources));
     if (!sources) return;
     small_reduce(group, &request->head, call, lanes ? &request->leaves : NULL, plan, sources);
 }
@@ -283,7 +283,7 @@ static tdm_status wait_for_rest(tdm_group *group, const tdm__head *head, const t
                                 double deadline_s, tdm_error *err)
 {
     tdm_request *request = tdm__request_create(group);
-    small_state *state = malloc(sizeof *state);
+    small_state *state = malloc(sizeof(*state));
     if (!request || !state) {
         free(state);
         if (request) tdm__request_release(request);

@@ -207,6 +207,6 @@ tdm_status tdm_kv_wait(tdm_kv *kv, const char *prefix, uint64_t revision, double
 void tdm__put_shm_id(tdm_json_writer *w, uint64_t shm_id)
 {
     char text[20];
-    snprintf(text, sizeof text, "%016llx", (unsigned long long)shm_id);
+    snprintf(text, sizeof(text), "%016llx", (unsigned long long)shm_id);
     tdm_json_put_string(w, "vault", text);
 }

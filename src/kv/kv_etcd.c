@@ -128,7 +128,7 @@ static outcome etcd_attempt(etcd *e, const char *path, const char *question, dou
 {
     char url[URL_BYTES + 64];
     double until = tdm_clock_s() + attempt_s(e);
-    snprintf(url, sizeof url, "%s/v3/%s", e->endpoints[e->current], path);
+    snprintf(url, sizeof(url), "%s/v3/%s", e->endpoints[e->current], path);
     tdm__http_call call = {.url = url,
                            .token = e->token,
                            .body = question,
@@ -202,7 +202,7 @@ static bool search_continue(etcd *e, search *s, outcome o, tdm_status *status, t
     }
     /* An earlier error is more informative than the timeout. */
     if (*status != TDM_ERR_TIMEOUT || !s->reason[0])
-        snprintf(s->reason, sizeof s->reason, "%.399s", err->message);
+        snprintf(s->reason, sizeof(s->reason), "%.399s", err->message);
     e->current = (e->current + 1) % e->endpoint_count;
     bool round = ++s->trials % e->endpoint_count == 0;
     if ((s->sent && s->once) || tdm_clock_s() + (round ? PAUSE_S : 0) >= s->deadline_s) {
@@ -369,7 +369,7 @@ static bool watch_line(void *user, const char *text, size_t length, double *dead
 static outcome watch_run(etcd *e, watch *w, tdm_status *status, tdm_error *err)
 {
     char url[URL_BYTES + 64];
-    snprintf(url, sizeof url, "%s/v3/watch", e->endpoints[e->current]);
+    snprintf(url, sizeof(url), "%s/v3/watch", e->endpoints[e->current]);
     tdm__http_call call = {.url = url,
                            .token = e->token,
                            .body = tdm_str_text(&e->question),
@@ -480,14 +480,14 @@ static void etcd_close(tdm_kv *kv)
     tdm_str_release(&e->answer.text);
     tdm_str_release(&e->question);
     tdm_arena_destroy(e->scratch);
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) free((char *)(uintptr_t)texts[i]);
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) free((char *)(uintptr_t)texts[i]);
     free(e);
 }
 
 static tdm_status etcd_open(const tdm_kv_options *options, const char *place, tdm_kv **out,
                             tdm_error *err)
 {
-    etcd *e = calloc(1, sizeof *e);
+    etcd *e = calloc(1, sizeof(*e));
     if (!e) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
     e->kv.ops = &tdm__kv_etcd;
     e->options = *options;
@@ -495,7 +495,7 @@ static tdm_status etcd_open(const tdm_kv_options *options, const char *place, td
     const char **texts[] = {&e->options.user, &e->options.password, &e->options.ca,
                             &e->options.certificate, &e->options.key};
     bool fine = true;
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
         bool given = *texts[i] && **texts[i]; /* an empty string counts as none */
         *texts[i] = given ? strdup(*texts[i]) : NULL;
         if (given && !*texts[i]) fine = false;

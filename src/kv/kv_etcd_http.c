@@ -83,12 +83,12 @@ static tdm_status curl_load(curl_table *out, tdm_error *err)
                         "the etcd store needs libcurl, which is not installed (%s); install the "
                         "Debian package libcurl4",
                         LIBRARY);
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         void *function = dlsym(library, names[i].name);
         if (!function)
             return tdm_fail(err, TDM_ERR_UNSUPPORTED, "%s is too old: it lacks %s", LIBRARY,
                             names[i].name);
-        memcpy((char *)out + names[i].offset, &function, sizeof function);
+        memcpy((char *)out + names[i].offset, &function, sizeof(function));
     }
     return TDM_OK;
 }
@@ -145,7 +145,7 @@ static void sigpipe_end(const sigpipe_block *q)
 
 tdm_status tdm__http_create(const tdm_kv_options *options, tdm__http **out, tdm_error *err)
 {
-    tdm__http *http = calloc(1, sizeof *http);
+    tdm__http *http = calloc(1, sizeof(*http));
     if (!http) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
     http->options = options;
     tdm_status status = curl_load(&http->curl, err);
@@ -254,9 +254,9 @@ static struct curl_slist *exchange_make_headers(tdm__http *http, const tdm__http
                            /* a server that lost its cluster must end the watch */
                            call->line ? "Grpc-Metadata-hasleader: true" : NULL,
                            call->token[0] ? token : NULL};
-    snprintf(token, sizeof token, "Authorization: %s", call->token);
+    snprintf(token, sizeof(token), "Authorization: %s", call->token);
     struct curl_slist *list = NULL;
-    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+    for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
         if (!lines[i]) continue;
         struct curl_slist *longer = http->curl.slist_append(list, lines[i]);
         if (!longer) {

@@ -68,7 +68,7 @@ static bool get_bytes(const char *text, size_t length, unsigned char *out, size_
 static void put_number(tdm_json_writer *w, const char *key, uint64_t value)
 {
     char text[24];
-    snprintf(text, sizeof text, "%llu", (unsigned long long)value);
+    snprintf(text, sizeof(text), "%llu", (unsigned long long)value);
     tdm_json_put_string(w, key, text);
 }
 
@@ -83,7 +83,7 @@ static void put_prefix(tdm_json_writer *w, const char *prefix)
 {
     char end[TDM_KV_KEY_BYTES];
     size_t length = strlen(prefix);
-    if (length == 0 || length >= sizeof end) {
+    if (length == 0 || length >= sizeof(end)) {
         put_bytes(w, "key", "", 1); /* one zero byte in both: all keys */
         put_bytes(w, "range_end", "", 1);
         return;
@@ -294,7 +294,7 @@ tdm_status tdm__etcd_read_items(tdm__etcd_bytes in, tdm_arena *arena, tdm_kv_ite
     bool more = false;
     if (!get_truth(answer, "more", &more) || more) return response_invalid(err, "is incomplete");
     size_t count = kvs ? kvs->count : 0;
-    tdm_kv_item *items = tdm_arena_array(arena, count > 0 ? count : 1, sizeof *items);
+    tdm_kv_item *items = tdm_arena_array(arena, count > 0 ? count : 1, sizeof(*items));
     if (!items) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for etcd's response");
     size_t i = 0;
     for (const tdm_json *kv = kvs ? kvs->first : NULL; kv; kv = kv->next, i++) {

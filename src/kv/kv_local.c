@@ -191,7 +191,7 @@ static tdm_status local_list(tdm_kv *kv, const char *prefix, tdm_arena *arena, t
     while (first + count < local->index_count &&
            strncmp(tdm__local_key(tdm__local_at(local, first + count)), prefix, length) == 0)
         count++;
-    tdm_kv_item *items = tdm_arena_array(arena, count > 0 ? count : 1, sizeof *items);
+    tdm_kv_item *items = tdm_arena_array(arena, count > 0 ? count : 1, sizeof(*items));
     bool copied = items != NULL;
     for (size_t i = 0; i < count && copied; i++)
         copied = record_copy(tdm__local_at(local, first + i), arena, &items[i]);

@@ -85,9 +85,9 @@ static void read_boot(char out[40])
 static tdm_status file_make_head(tdm__local_head *head, const char boot[40])
 {
     atomic_store(&head->magic, 0);
-    memset(head, 0, sizeof *head);
+    memset(head, 0, sizeof(*head));
     head->version = TDM__LOCAL_VERSION;
-    memcpy(head->boot, boot, sizeof head->boot);
+    memcpy(head->boot, boot, sizeof(head->boot));
     head->areas[0].generation = 1;
     atomic_store(&head->commit, 1); /* revision 1, nothing in it: 0 stands for no revision */
     TDM_TRY(tdm__shared_lock_init(&head->lock, NULL));
@@ -115,7 +115,7 @@ static tdm_status file_prepare(tdm__local *local, off_t bytes, tdm_error *err)
     read_boot(boot);
     if (magic != 0 && magic != MAGIC)
         return tdm_fail(err, TDM_ERR_FORMAT, "%s exists and is not a store", local->path);
-    if (magic == 0 || memcmp(local->head->boot, boot, sizeof boot) != 0) {
+    if (magic == 0 || memcmp(local->head->boot, boot, sizeof(boot)) != 0) {
         if (file_make_head(local->head, boot) != TDM_OK)
             return tdm_fail(err, TDM_ERR_SYSTEM, "%s: cannot create a lock in it", local->path);
     } else if (local->head->version != TDM__LOCAL_VERSION) {
@@ -181,7 +181,7 @@ static void file_close(tdm__local *local)
 tdm_status tdm__local_open(const char *path, double timeout_s, bool must_exist, tdm__local **out,
                            tdm_error *err)
 {
-    tdm__local *local = calloc(1, sizeof *local);
+    tdm__local *local = calloc(1, sizeof(*local));
     char *own_path = strdup(path);
     if (!local || !own_path) {
         free(local);

@@ -91,7 +91,7 @@ static bool index_reserve(tdm__local *local)
 {
     if (local->index_count < local->index_capacity) return true;
     size_t capacity = local->index_capacity ? local->index_capacity * 2 : MIN_INDEX;
-    uint32_t *grown = realloc(local->index, capacity * sizeof *grown);
+    uint32_t *grown = realloc(local->index, capacity * sizeof(*grown));
     if (!grown) return false;
     local->index = grown;
     local->index_capacity = capacity;
@@ -108,11 +108,11 @@ static void index_apply(tdm__local *local, uint32_t place)
     uint32_t *entry = local->index + at;
     size_t behind = local->index_count - at;
     if (there && r->removed) {
-        memmove(entry, entry + 1, (behind - 1) * sizeof *entry);
+        memmove(entry, entry + 1, (behind - 1) * sizeof(*entry));
         local->index_count--;
     } else if (!r->removed) {
         if (!there) {
-            memmove(entry + 1, entry, behind * sizeof *entry);
+            memmove(entry + 1, entry, behind * sizeof(*entry));
             local->index_count++;
         }
         *entry = place;
@@ -195,10 +195,10 @@ static size_t record_write(char *to, const change *c)
         .revision = c->revision,
         .lease = c->lease,
     };
-    memcpy(to, &r, sizeof r);
-    memset(to + sizeof r + key_length, 0, bytes - sizeof r - key_length);
-    memcpy(to + sizeof r, c->key, key_length);
-    if (value_length > 0) memcpy(to + sizeof r + key_length + 1, c->value, value_length);
+    memcpy(to, &r, sizeof(r));
+    memset(to + sizeof(r) + key_length, 0, bytes - sizeof(r) - key_length);
+    memcpy(to + sizeof(r), c->key, key_length);
+    if (value_length > 0) memcpy(to + sizeof(r) + key_length + 1, c->value, value_length);
     return bytes;
 }
 

@@ -55,9 +55,9 @@ typedef struct launcher {
 static tdm_status random_text(char out[SECRET_TEXT], tdm_error *err)
 {
     uint8_t bytes[SECRET_BYTES];
-    TDM_TRY(tdm_os_random(bytes, sizeof bytes, err));
-    tdm_hex(bytes, sizeof bytes, out);
-    explicit_bzero(bytes, sizeof bytes);
+    TDM_TRY(tdm_os_random(bytes, sizeof(bytes), err));
+    tdm_hex(bytes, sizeof(bytes), out);
+    explicit_bzero(bytes, sizeof(bytes));
     return TDM_OK;
 }
 
@@ -96,9 +96,9 @@ static tdm_status run_directory_make(launcher *l, tdm_error *err)
     char *run = l->result.run;
     if (!l->options->run) {
         const char *base = getenv("TMPDIR");
-        int length = snprintf(run, sizeof l->result.run, "%s/tandem-run-XXXXXX",
+        int length = snprintf(run, sizeof(l->result.run), "%s/tandem-run-XXXXXX",
                               base && base[0] == '/' ? base : "/tmp");
-        if (length >= (int)sizeof l->result.run || !mkdtemp(run))
+        if (length >= (int)sizeof(l->result.run) || !mkdtemp(run))
             return tdm_os_fail(err, "cannot create a run directory in", base ? base : "/tmp");
         l->result.run_is_temporary = true;
         return TDM_OK;
@@ -106,9 +106,9 @@ static tdm_status run_directory_make(launcher *l, tdm_error *err)
     TDM_TRY(tdm_dir_make(l->options->run, err));
     tdm_arena *arena = tdm_arena_create("launch");
     const char *absolute = arena ? tdm_path_absolute(arena, l->options->run) : NULL;
-    int length = absolute ? snprintf(run, sizeof l->result.run, "%s", absolute) : -1;
+    int length = absolute ? snprintf(run, sizeof(l->result.run), "%s", absolute) : -1;
     tdm_arena_destroy(arena);
-    if (length > 0 && length < (int)sizeof l->result.run) return TDM_OK;
+    if (length > 0 && length < (int)sizeof(l->result.run)) return TDM_OK;
     run[0] = '\0';
     return tdm_fail(err, TDM_ERR_RANGE, "%s: the directory name is too long", l->options->run);
 }
@@ -144,7 +144,7 @@ static tdm_status launcher_prepare(launcher *l, tdm_error *err)
     TDM_TRY(random_text(name, err));
     TDM_TRY(run_directory_make(l, err));
     TDM_TRY(random_text(secret, err));
-    snprintf(rendezvous, sizeof rendezvous, "unix:tandem-%s", name);
+    snprintf(rendezvous, sizeof(rendezvous), "unix:tandem-%s", name);
     if (l->options->rendezvous && !shared) shared = getenv("TANDEM_SECRET");
     bool alone = l->plan.size == l->plan.count;
     if (!shared && alone)
@@ -152,7 +152,7 @@ static tdm_status launcher_prepare(launcher *l, tdm_error *err)
     tdm_status status = tdm__launch_plan_init(
         &l->plan, l->options->rendezvous ? l->options->rendezvous : rendezvous, shared,
         l->result.run, err);
-    explicit_bzero(secret, sizeof secret);
+    explicit_bzero(secret, sizeof(secret));
     return status;
 }
 
@@ -162,7 +162,7 @@ static tdm_status launcher_open_signals(launcher *l, tdm_error *err)
     static const int asking[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     sigemptyset(&l->taken);
     sigaddset(&l->taken, SIGCHLD);
-    for (size_t i = 0; i < sizeof asking / sizeof asking[0]; i++) {
+    for (size_t i = 0; i < sizeof(asking) / sizeof(asking[0]); i++) {
         struct sigaction action;
         if (sigaction(asking[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
             sigaddset(&l->taken, asking[i]);
@@ -235,11 +235,11 @@ static void failures_record(launcher *l)
     if (WIFSIGNALED(first->status)) {
         out->ended_signal = WTERMSIG(first->status);
         out->exit_code = 128 + out->ended_signal;
-        snprintf(out->how, sizeof out->how, "rank %d was killed by signal %d (%s)", first->rank,
+        snprintf(out->how, sizeof(out->how), "rank %d was killed by signal %d (%s)", first->rank,
                  out->ended_signal, strsignal(out->ended_signal));
     } else {
         out->exit_code = WEXITSTATUS(first->status);
-        snprintf(out->how, sizeof out->how, "rank %d exited with code %d", first->rank,
+        snprintf(out->how, sizeof(out->how), "rank %d exited with code %d", first->rank,
                  out->exit_code);
     }
     /* After a signal to the launcher, ranks have the full grace time; after a failure, a short time
@@ -276,7 +276,7 @@ static void ranks_reap(launcher *l)
 static void launcher_handle_signals(launcher *l)
 {
     struct signalfd_siginfo info;
-    while (read(l->signals, &info, sizeof info) == (ssize_t)sizeof info) {
+    while (read(l->signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
         if (info.ssi_signo == SIGCHLD) continue;
         if (info.ssi_signo == SIGUSR1) { /* forwarded to the ranks; does not end them */
             for (int i = 0; i < l->plan.count; i++)
@@ -382,8 +382,8 @@ static tdm_status ranks_start(launcher *l, tdm_error *err)
 static tdm_status launcher_allocate(launcher *l, tdm_error *err)
 {
     size_t count = (size_t)l->plan.count;
-    l->ranks = calloc(count, sizeof *l->ranks);
-    l->polls = calloc(count * 2 + 3, sizeof *l->polls);
+    l->ranks = calloc(count, sizeof(*l->ranks));
+    l->polls = calloc(count * 2 + 3, sizeof(*l->polls));
     if (!l->ranks || !l->polls)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %d ranks", l->plan.count);
     for (int i = 0; i < l->plan.count; i++) {

@@ -73,7 +73,7 @@ void tdm__launch_read(tdm__launch_stream *stream, tdm__launch_queue *queue)
 {
     char bytes[READ_BYTES];
     while (stream->fd >= 0 && !tdm__launch_full(queue)) {
-        ssize_t got = read(stream->fd, bytes, sizeof bytes);
+        ssize_t got = read(stream->fd, bytes, sizeof(bytes));
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && errno == EAGAIN) return;
         if (got > 0 && !queue->broken) {

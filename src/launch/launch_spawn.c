@@ -36,7 +36,7 @@ static const char *value_of(const char *entry, const char *name)
 
 static bool is_ours(const char *entry, const tdm_launch_options *options)
 {
-    for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++) {
+    for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) {
         if (!value_of(entry, ours[i])) continue;
         /* Variables without an option are passed through. */
         bool passes = (strcmp(ours[i], "TANDEM_TRANSPORT") == 0 && !options->transport) ||
@@ -59,7 +59,7 @@ static bool add_variable(tdm__launch_plan *plan, const char *name, const char *v
 static bool plan_choose_cpus(tdm__launch_plan *plan)
 {
     char text[TDM_CPU_SET_TEXT_BYTES];
-    plan->places = calloc((size_t)plan->count, sizeof *plan->places);
+    plan->places = calloc((size_t)plan->count, sizeof(*plan->places));
     if (!plan->places) return false;
     if (!tdm_os_cpu_sets(plan->count, plan->places)) {
         tdm_log(TDM_LOG_INFO, "cluster", "%d ranks are not pinned: there are fewer CPUs",
@@ -85,7 +85,7 @@ tdm_status tdm__launch_plan_init(tdm__launch_plan *plan, const char *rendezvous,
     while (environ && environ[inherited]) inherited++;
     plan->launcher = getpid();
     plan->environment = calloc(inherited + COMMON_VARIABLES + OWN_VARIABLES + 1,
-                               sizeof *plan->environment);
+                               sizeof(*plan->environment));
     bool good = plan->environment != NULL;
     for (size_t i = 0; good && i < inherited; i++) {
         if (is_ours(environ[i], options)) continue;

@@ -25,7 +25,7 @@ static void environment_put(tdm__environment *env, char *text)
 {
     if (text && env->count + 1 >= env->room) {
         size_t room = env->room * 2 + 64;
-        char **items = realloc(env->items, room * sizeof *items);
+        char **items = realloc(env->items, room * sizeof(*items));
         if (items) {
             env->items = items;
             env->room = room;
@@ -112,8 +112,8 @@ __attribute__((noreturn)) static void become(const tdm__spawn_options *o, int re
     if (child_set_up(o))
         execvpe(o->program[0], (char *const *)(uintptr_t)o->program, o->environment);
     int error_number = errno;
-    ssize_t written = write(report, &error_number, sizeof error_number);
-    _exit(written == sizeof error_number ? 127 : 126);
+    ssize_t written = write(report, &error_number, sizeof(error_number));
+    _exit(written == sizeof(error_number) ? 127 : 126);
 }
 
 /* ---- parent ---------------------------------------------------------------------------------- */
@@ -124,9 +124,9 @@ static int read_report(int fd)
     int error_number = 0;
     ssize_t got;
     do {
-        got = read(fd, &error_number, sizeof error_number);
+        got = read(fd, &error_number, sizeof(error_number));
     } while (got < 0 && errno == EINTR);
-    return got == sizeof error_number ? error_number : 0;
+    return got == sizeof(error_number) ? error_number : 0;
 }
 
 static tdm_status spawn_fail(const char *program, int error_number, tdm_error *err)

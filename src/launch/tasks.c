@@ -53,9 +53,9 @@ static tdm_status make_address(const char *name, struct sockaddr_un *out, sockle
                                tdm_error *err)
 {
     *out = (struct sockaddr_un){.sun_family = AF_UNIX};
-    int length = snprintf(out->sun_path + 1, sizeof out->sun_path - 1, "tandem-tasks-%lu-%s",
+    int length = snprintf(out->sun_path + 1, sizeof(out->sun_path) - 1, "tandem-tasks-%lu-%s",
                           (unsigned long)geteuid(), name);
-    if (length < 0 || (size_t)length >= sizeof out->sun_path - 1)
+    if (length < 0 || (size_t)length >= sizeof(out->sun_path) - 1)
         return tdm_fail(err, TDM_ERR_INVALID, "'%s' is too long for a socket name", name);
     *bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
     return TDM_OK;
@@ -64,7 +64,7 @@ static tdm_status make_address(const char *name, struct sockaddr_un *out, sockle
 static bool is_same_user(int fd)
 {
     struct ucred peer;
-    socklen_t bytes = sizeof peer;
+    socklen_t bytes = sizeof(peer);
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid();
 }
 
@@ -91,11 +91,11 @@ static void tasks_read_reports(tdm_tasks *tasks, tdm_cpu_set *place)
         report got = {.magic = 0};
         struct pollfd *other = &tasks->others[i];
         if (other->fd < 0 || !other->revents) continue;
-        ssize_t bytes = recv(other->fd, &got, sizeof got, MSG_TRUNC);
+        ssize_t bytes = recv(other->fd, &got, sizeof(got), MSG_TRUNC);
         if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) continue;
         other->fd = ~other->fd;
         tasks->reported++;
-        if (bytes != (ssize_t)sizeof got || got.magic != MAGIC || !got.is_known) continue;
+        if (bytes != (ssize_t)sizeof(got) || got.magic != MAGIC || !got.is_known) continue;
         for (size_t k = 0; k < TDM_PLACE_MAX_CPUS / 64; k++)
             place->processors[k] |= got.processors[k];
     }
@@ -141,8 +141,8 @@ static tdm_status tasks_meet(tdm_tasks *tasks, const tdm_tasks_options *o, tdm_e
 
 tdm_status tdm_tasks_lead(const tdm_tasks_options *options, tdm_tasks **out, tdm_error *err)
 {
-    tdm_tasks *tasks = calloc(1, sizeof *tasks);
-    if (tasks) tasks->others = calloc((size_t)options->count, sizeof *tasks->others);
+    tdm_tasks *tasks = calloc(1, sizeof(*tasks));
+    if (tasks) tasks->others = calloc((size_t)options->count, sizeof(*tasks->others));
     if (!tasks || !tasks->others) {
         free(tasks);
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to wait for the tasks of this host");
@@ -172,7 +172,7 @@ void tdm_tasks_end(tdm_tasks *tasks, int code)
     }
     for (int i = 1; i <= tasks->count; i++) {
         int fd = tasks->others[i].fd < 0 ? ~tasks->others[i].fd : tasks->others[i].fd;
-        (void)send(fd, &last, sizeof last, MSG_NOSIGNAL);
+        (void)send(fd, &last, sizeof(last), MSG_NOSIGNAL);
         close(fd);
     }
     free(tasks->others);
@@ -215,8 +215,8 @@ static void leader_report_cpus(int fd)
 {
     tdm_cpu_set place;
     report own = {.magic = MAGIC, .is_known = tdm_os_cpu_set_here(&place)};
-    if (own.is_known) memcpy(own.processors, place.processors, sizeof own.processors);
-    (void)send(fd, &own, sizeof own, MSG_NOSIGNAL);
+    if (own.is_known) memcpy(own.processors, place.processors, sizeof(own.processors));
+    (void)send(fd, &own, sizeof(own), MSG_NOSIGNAL);
 }
 
 tdm_status tdm_tasks_follow(const tdm_tasks_options *options, int *out_code, tdm_error *err)
@@ -227,11 +227,11 @@ tdm_status tdm_tasks_follow(const tdm_tasks_options *options, int *out_code, tdm
     leader_report_cpus(fd);
     ssize_t got;
     do {
-        got = recv(fd, &last, sizeof last,
+        got = recv(fd, &last, sizeof(last),
                    MSG_TRUNC); /* the kernel closes the connection when the leader is gone */
     } while (got < 0 && errno == EINTR);
     close(fd);
-    if (got != (ssize_t)sizeof last || last.magic != MAGIC)
+    if (got != (ssize_t)sizeof(last) || last.magic != MAGIC)
         return tdm_fail(err, TDM_ERR_PEER_FAILED, "the first task of this host was killed");
     *out_code = last.code;
     return TDM_OK;

@@ -247,8 +247,8 @@ static void ask_for_lost(run *r, tdm_lost *losses)
         /* Before there is a state, no member continues without another one for that: see is_refused. */
         if (losses[i] == TDM_LOST_REFUSED && r->epoch.lineage == 0) losses[i] = TDM_LOST_NONE;
         if (losses[i] == TDM_LOST_NONE) continue;
-        how[sizeof how - 1] = '\0';
-        if (losses[i] == TDM_LOST_REFUSED) memcpy(r->refusal, how, sizeof r->refusal);
+        how[sizeof(how) - 1] = '\0';
+        if (losses[i] == TDM_LOST_REFUSED) memcpy(r->refusal, how, sizeof(r->refusal));
         tdm_log(TDM_LOG_WARN, "cluster",
                 "rank %d (member %s, host %s) is unreachable from rank %d: %s", i, r->members[i].id,
                 r->members[i].host, r->epoch.rank, how);
@@ -322,7 +322,7 @@ static tdm_status record_holders(run *r, tdm_error *why)
     tdm_str_release(&text);
     if (status == TDM_OK || status == TDM_ERR_NO_MEMORY || status == TDM_ERR_PEER_FENCED)
         return status;
-    snprintf(reason, sizeof reason, "%.250s", why->message);
+    snprintf(reason, sizeof(reason), "%.250s", why->message);
     return tdm_fail(why, TDM_ERR_PEER_TIMEOUT,
                     "cannot write the list of hosts with the state to the store: %s", reason);
 }
@@ -429,7 +429,7 @@ static outcome propose(run *r, const tdm__view *view, const tdm__epoch_plan *pla
 static outcome give_up(run *r, const tdm__epoch_plan *plan)
 {
     char text[200];
-    snprintf(text, sizeof text,
+    snprintf(text, sizeof(text),
              "only %d of at least %d members joined within %.0f s (elastic.min, elastic.wait)",
              plan->here, r->m->min, r->m->wait_s);
     put_verdict(r, TDM_ERR_TIMEOUT, text);
@@ -467,8 +467,8 @@ static void set_epoch(run *r, const tdm__view *view)
     r->state_revision = view->state_revision;
     for (int i = 0; i < view->size; i++) {
         const tdm__view_member *m = &view->members[i];
-        snprintf(r->members[i].id, sizeof r->members[i].id, "%s", m->id);
-        snprintf(r->members[i].host, sizeof r->members[i].host, "%s", m->host);
+        snprintf(r->members[i].id, sizeof(r->members[i].id), "%s", m->id);
+        snprintf(r->members[i].host, sizeof(r->members[i].host), "%s", m->host);
         r->shm_ids[i] = m->shm_id;
         if (strcmp(m->id, r->m->id) == 0) r->epoch.rank = i;
     }
@@ -544,8 +544,8 @@ tdm_status tdm_elastic_run(tdm_member *member, const tdm_elastic_ops *ops, void 
 {
     run r = {.m = member, .ops = ops, .user = user, .err = err, .left_s = -1};
     r.arena = tdm_arena_create("look");
-    r.members = calloc(TDM__MAX_EPOCH, sizeof *r.members);
-    r.watches = calloc(TDM__MAX_EPOCH, sizeof *r.watches);
+    r.members = calloc(TDM__MAX_EPOCH, sizeof(*r.members));
+    r.watches = calloc(TDM__MAX_EPOCH, sizeof(*r.watches));
     if (!r.arena || !r.members || !r.watches) {
         tdm_arena_destroy(r.arena);
         free(r.members);

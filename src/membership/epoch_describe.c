@@ -53,8 +53,8 @@ void tdm__epoch_text(const tdm__view *view, const tdm__epoch_plan *plan, const c
 const char *tdm__epoch_name(const tdm__view_member *m, char buffer[256])
 {
     char rank[32] = "", process[48] = "";
-    if (m->rank >= 0) snprintf(rank, sizeof rank, "rank %d ", m->rank);
-    if (m->pid > 0) snprintf(process, sizeof process, ", process %" PRId64, m->pid);
+    if (m->rank >= 0) snprintf(rank, sizeof(rank), "rank %d ", m->rank);
+    if (m->pid > 0) snprintf(process, sizeof(process), ", process %" PRId64, m->pid);
     snprintf(buffer, 256, "%s(member %s, host %s%s)", rank, m->id, m->host, process);
     return buffer;
 }

@@ -82,8 +82,8 @@ static tdm__view_member *add(tdm__view *view, const char *id, const char *host)
 static tdm_status make_room(tdm__view *view, size_t epoch_size, tdm_arena *arena, tdm_error *err)
 {
     view->members = tdm_arena_array(arena, view->item_count + epoch_size + 1,
-                                    sizeof *view->members);
-    view->hosts = tdm_arena_array(arena, view->item_count + 1, sizeof *view->hosts);
+                                    sizeof(*view->members));
+    view->hosts = tdm_arena_array(arena, view->item_count + 1, sizeof(*view->hosts));
     if (view->members && view->hosts) return TDM_OK;
     return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the members of a session");
 }
@@ -171,7 +171,7 @@ static tdm_status read_names(const tdm_json *list, const tdm_kv_item *item, tdm_
                              const char ***out, int *count, tdm_error *err)
 {
     if (!list || list->type != TDM_JSON_ARRAY || list->count == 0) return TDM_OK;
-    *out = tdm_arena_array(arena, list->count, sizeof **out);
+    *out = tdm_arena_array(arena, list->count, sizeof(**out));
     if (!*out) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %s", item->key);
     for (const tdm_json *one = list->first; one; one = one->next) {
         const char *id = tdm_json_as_string(one);
@@ -230,7 +230,7 @@ static tdm_status read_state(tdm__view *view, const tdm_kv_item *item, tdm_arena
     view->state_revision = item->revision;
     if (epoch > UINT32_MAX || !holders || holders->type != TDM_JSON_ARRAY) return TDM_OK;
     view->state_epoch = (uint32_t)epoch;
-    view->holders = tdm_arena_array(arena, holders->count + 1, sizeof *view->holders);
+    view->holders = tdm_arena_array(arena, holders->count + 1, sizeof(*view->holders));
     if (!view->holders) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %s", item->key);
     for (const tdm_json *one = holders->first; one; one = one->next)
         view->holders[view->holder_count++] = (tdm__view_member){.host = text_of(one, "host", ""),

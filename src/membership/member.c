@@ -195,7 +195,7 @@ static void release(tdm_member *m)
 tdm_status tdm__member_create_with(const tdm_member_options *options,
                                    const tdm__member_parts *parts, tdm_member **out, tdm_error *err)
 {
-    tdm_member *m = calloc(1, sizeof *m);
+    tdm_member *m = calloc(1, sizeof(*m));
     tdm_status status = check_options(options, err);
     if (status == TDM_OK && (!m || !(m->watch_arena = tdm_arena_create("look")))) {
         status = TDM_ERR_NO_MEMORY;
@@ -216,10 +216,10 @@ tdm_status tdm__member_create_with(const tdm_member_options *options,
     m->pause_user = parts->user;
     pthread_mutex_init(&m->lock, NULL);
     pthread_mutex_init(&m->confirm_lock, NULL);
-    snprintf(m->session, sizeof m->session, "%s", options->session);
-    snprintf(m->id, sizeof m->id, "%s", options->id);
-    snprintf(m->host, sizeof m->host, "%s", options->host);
-    snprintf(m->prefix, sizeof m->prefix, "tandem/%s/", options->session);
+    snprintf(m->session, sizeof(m->session), "%s", options->session);
+    snprintf(m->id, sizeof(m->id), "%s", options->id);
+    snprintf(m->host, sizeof(m->host), "%s", options->host);
+    snprintf(m->prefix, sizeof(m->prefix), "tandem/%s/", options->session);
     m->slot = options->slot;
     m->agent = options->agent;
     m->min = options->min > 0 ? options->min : 1;
@@ -229,7 +229,7 @@ tdm_status tdm__member_create_with(const tdm_member_options *options,
     m->shm_id = options->shm_id;
     m->wait_s = options->wait_s > 0 ? options->wait_s : WAIT_S;
     m->report_s = options->report_s > 0 ? options->report_s : REPORT_S;
-    snprintf(m->status_phase, sizeof m->status_phase, "starting");
+    snprintf(m->status_phase, sizeof(m->status_phase), "starting");
     tdm__heartbeat_init(&m->heartbeats, options->lease_s);
     m->newcomers_s = m->verdict_s = -1;
     status = register_member(m, err);
@@ -354,9 +354,9 @@ void tdm_member_tell(tdm_member *member, const tdm_member_status *status)
     member->status = *status;
     member->status.run_path = member->status.phase = NULL;
     if (status->run_path)
-        snprintf(member->status_run, sizeof member->status_run, "%s", status->run_path);
+        snprintf(member->status_run, sizeof(member->status_run), "%s", status->run_path);
     if (is_new_phase)
-        snprintf(member->status_phase, sizeof member->status_phase, "%s", status->phase);
+        snprintf(member->status_phase, sizeof(member->status_phase), "%s", status->phase);
     member->record_is_old = true;
     pthread_mutex_unlock(&member->lock);
 }

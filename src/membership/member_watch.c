@@ -74,7 +74,7 @@ static void member_interrupt(tdm_member *m, uint32_t epoch, const char *why)
     pthread_mutex_lock(&m->lock);
     if (epoch != 0 && m->active == epoch && !m->is_broken) {
         m->is_broken = true;
-        snprintf(m->why, sizeof m->why, "%s", why);
+        snprintf(m->why, sizeof(m->why), "%s", why);
         if (m->ops) m->ops->interrupt(m->user, m->why);
     }
     pthread_mutex_unlock(&m->lock);
@@ -97,11 +97,11 @@ static void loss_log(tdm_member *m, const tdm__view *view, const tdm__view_membe
     if (lost->is_dead) {
         double took_s = tdm_kv_now(m->watch_kv) - lost->dead_at;
         bool is_comparable = strcmp(lost->host, m->host) == 0 && lost->dead_at > 0 && took_s >= 0;
-        if (is_comparable) snprintf(took, sizeof took, " after %.0f ms", took_s * 1e3);
+        if (is_comparable) snprintf(took, sizeof(took), " after %.0f ms", took_s * 1e3);
         snprintf(why, 400, "%s is gone: %s (reported by its agent%s)", name, lost->dead_why, took);
     } else {
         double silent_s = m->leases_epoch == view->number ? m->leases_s[lost->rank] : 0;
-        if (silent_s > 0) snprintf(took, sizeof took, " for %.1f s", silent_s);
+        if (silent_s > 0) snprintf(took, sizeof(took), " for %.1f s", silent_s);
         snprintf(why, 400, "%s is gone: no heartbeat%s (its lease in the store has expired)", name,
                  took);
     }
@@ -205,7 +205,7 @@ static void store_sweep(tdm_member *m, const tdm__view *view)
  * then. */
 static void view_remember_leases(tdm_member *m, const tdm__view *view)
 {
-    if (m->leases_epoch != view->number) memset(m->leases_s, 0, sizeof m->leases_s);
+    if (m->leases_epoch != view->number) memset(m->leases_s, 0, sizeof(m->leases_s));
     m->leases_epoch = view->number;
     for (int i = 0; i < view->size; i++)
         if (view->members[i].is_here) m->leases_s[i] = view->members[i].lease_s;
@@ -249,7 +249,7 @@ static void member_handle_silence(tdm_member *m, const tdm_error *err)
     m->store_is_silent = true;
     if (silent_s < tdm__member_silence_limit_s(m)) return;
     char why[400];
-    snprintf(why, sizeof why, "the store has not responded for %.1f s: %.300s", silent_s,
+    snprintf(why, sizeof(why), "the store has not responded for %.1f s: %.300s", silent_s,
              err->message);
     member_interrupt(m, active, why);
 }

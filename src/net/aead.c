@@ -40,9 +40,9 @@ static void ipsec_load(void)
     void *found[] = {dlsym(library, "alloc_mb_mgr"), dlsym(library, "init_mb_mgr_auto"),
                      dlsym(library, "imb_get_version_str")};
     if (!found[0] || !found[1] || !found[2]) return;
-    memcpy(&allocate, &found[0], sizeof allocate);
-    memcpy(&prepare, &found[1], sizeof prepare);
-    memcpy(&version, &found[2], sizeof version);
+    memcpy(&allocate, &found[0], sizeof(allocate));
+    memcpy(&prepare, &found[1], sizeof(prepare));
+    memcpy(&version, &found[2], sizeof(version));
 
     IMB_MGR *manager = allocate(0);
     if (!manager) return;
@@ -51,7 +51,7 @@ static void ipsec_load(void)
     prepare(manager, &level);
     if (level != IMB_ARCH_AVX512 || (manager->features & needed) != needed) return;
     const char *number = version();
-    snprintf(ipsec_name, sizeof ipsec_name, "IPSec MB %.*s", (int)strspn(number, "v.0123456789"),
+    snprintf(ipsec_name, sizeof(ipsec_name), "IPSec MB %.*s", (int)strspn(number, "v.0123456789"),
              number + (*number == 'v'));
     ipsec = manager; /* never freed */
 }
@@ -107,7 +107,7 @@ static bool ipsec_open(tdm__aead *a, const uint8_t *tag)
 {
     uint8_t right[TDM__AEAD_TAG];
     IMB_AES128_GCM_DEC_FINALIZE(ipsec, &a->ipsec_key, &a->ipsec_message, right, TDM__AEAD_TAG);
-    return CRYPTO_memcmp(right, tag, sizeof right) == 0;
+    return CRYPTO_memcmp(right, tag, sizeof(right)) == 0;
 }
 
 static const aead_ops ipsec_ops = {.set_key = ipsec_set_key,
@@ -148,7 +148,7 @@ static bool openssl_open(tdm__aead *a, const uint8_t *tag)
 {
     int moved = 0;
     uint8_t none[TDM__AEAD_TAG], expected[TDM__AEAD_TAG];
-    memcpy(expected, tag, sizeof expected);
+    memcpy(expected, tag, sizeof(expected));
     return EVP_CIPHER_CTX_ctrl(a->openssl, EVP_CTRL_AEAD_SET_TAG, TDM__AEAD_TAG, expected) == 1 &&
            EVP_CipherFinal_ex(a->openssl, none, &moved) == 1;
 }
@@ -186,7 +186,7 @@ void tdm__aead_destroy(tdm__aead *a)
 {
     if (!a) return;
     EVP_CIPHER_CTX_free(a->openssl);
-    OPENSSL_cleanse(a, sizeof *a);
+    OPENSSL_cleanse(a, sizeof(*a));
     free(a);
 }
 

@@ -38,7 +38,7 @@ static void close_keeping_errno(int fd)
 static void set_int(int fd, int level, int option, int value)
 {
     int why = errno;
-    setsockopt(fd, level, option, &value, sizeof value); /* a wish, not a need */
+    setsockopt(fd, level, option, &value, sizeof(value)); /* a wish, not a need */
     errno = why;
 }
 
@@ -69,7 +69,7 @@ int tdm__socket_listen(const struct sockaddr *address, socklen_t bytes)
 static bool is_itself(int fd)
 {
     struct sockaddr_storage here = {0}, there = {0};
-    socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
+    socklen_t here_bytes = sizeof(here), there_bytes = sizeof(there);
     if (getsockname(fd, (struct sockaddr *)&here, &here_bytes) != 0) return false;
     if (getpeername(fd, (struct sockaddr *)&there, &there_bytes) != 0) return false;
     return here.ss_family != AF_UNIX && here_bytes == there_bytes &&
@@ -89,7 +89,7 @@ int tdm__socket_begin(const struct sockaddr *address, socklen_t bytes)
 double tdm__socket_round_trip_s(int fd)
 {
     struct tcp_info info;
-    socklen_t bytes = sizeof info;
+    socklen_t bytes = sizeof(info);
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return 0;
     return info.tcpi_min_rtt == UINT32_MAX ? 0 : info.tcpi_min_rtt * 1e-6;
 }
@@ -97,7 +97,7 @@ double tdm__socket_round_trip_s(int fd)
 bool tdm__socket_is_connected(int fd)
 {
     int why = 0;
-    socklen_t bytes = sizeof why;
+    socklen_t bytes = sizeof(why);
     getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &bytes);
     errno = why ? why : ECONNREFUSED;
     return why == 0 && !is_itself(fd);
@@ -135,19 +135,19 @@ void tdm__socket_text(const struct sockaddr *address, char *text, size_t bytes)
     char host[INET6_ADDRSTRLEN + 32] = "?", port[8] = "?";
     bool is_v6 = address->sa_family == AF_INET6;
     (void)getnameinfo(address, is_v6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in),
-                      host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
+                      host, sizeof(host), port, sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV);
     snprintf(text, bytes, "%s port %s", host, port);
 }
 
 void tdm__socket_peer_host(int fd, char *text, size_t bytes)
 {
     struct sockaddr_storage there = {0};
-    socklen_t there_bytes = sizeof there;
+    socklen_t there_bytes = sizeof(there);
     char port[8];
     snprintf(text, bytes, "?");
     if (getpeername(fd, (struct sockaddr *)&there, &there_bytes) == 0 && there.ss_family != AF_UNIX)
         getnameinfo((struct sockaddr *)&there, there_bytes, text, (socklen_t)bytes, port,
-                    sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
+                    sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV);
 }
 
 void tdm__socket_peer_address(int fd, char *text, size_t bytes)
@@ -162,7 +162,7 @@ static void name_peer(const struct sockaddr_storage *address, int fd, char *text
         tdm__socket_text((const struct sockaddr *)address, text, bytes);
     } else {
         struct ucred who = {0};
-        socklen_t who_bytes = sizeof who;
+        socklen_t who_bytes = sizeof(who);
         getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &who_bytes);
         snprintf(text, bytes, "process %ld of this host", (long)who.pid);
     }
@@ -171,7 +171,7 @@ static void name_peer(const struct sockaddr_storage *address, int fd, char *text
 int tdm__socket_accept(int listen_fd, char *text, size_t text_bytes)
 {
     struct sockaddr_storage address = {0};
-    socklen_t bytes = sizeof address;
+    socklen_t bytes = sizeof(address);
     int fd = accept4(listen_fd, (struct sockaddr *)&address, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) return -1;
     tune(fd, address.ss_family);
@@ -185,17 +185,17 @@ socklen_t tdm__socket_any(int family, const struct sockaddr *like, struct sockad
     if (family == AF_INET) {
         struct sockaddr_in *v4 = (struct sockaddr_in *)out;
         if (like) v4->sin_port = ((const struct sockaddr_in *)like)->sin_port;
-        return sizeof *v4;
+        return sizeof(*v4);
     }
     struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)out;
     if (like) v6->sin6_port = ((const struct sockaddr_in6 *)like)->sin6_port;
-    return sizeof *v6;
+    return sizeof(*v6);
 }
 
 socklen_t tdm__socket_abstract(const char *name, struct sockaddr_un *out)
 {
     *out = (struct sockaddr_un){.sun_family = AF_UNIX};
-    size_t length = strnlen(name, sizeof out->sun_path - 1);
+    size_t length = strnlen(name, sizeof(out->sun_path) - 1);
     memcpy(out->sun_path + 1, name, length);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
 }
@@ -203,10 +203,10 @@ socklen_t tdm__socket_abstract(const char *name, struct sockaddr_un *out)
 int tdm__socket_port(int fd)
 {
     struct sockaddr_storage address = {0};
-    socklen_t bytes = sizeof address;
+    socklen_t bytes = sizeof(address);
     if (getsockname(fd, (struct sockaddr *)&address, &bytes) != 0) return 0;
     in_port_t port = 0; /* at the same place in both families */
-    memcpy(&port, (const char *)&address + offsetof(struct sockaddr_in, sin_port), sizeof port);
+    memcpy(&port, (const char *)&address + offsetof(struct sockaddr_in, sin_port), sizeof(port));
     return ntohs(port);
 }
 
@@ -216,11 +216,11 @@ static tdm__endpoint endpoint_of(const struct sockaddr_storage *address)
     if (address->ss_family == AF_INET) {
         const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;
         out = (tdm__endpoint){.family = 4, .port = ntohs(v4->sin_port)};
-        memcpy(out.bytes, &v4->sin_addr, sizeof v4->sin_addr);
+        memcpy(out.bytes, &v4->sin_addr, sizeof(v4->sin_addr));
     } else if (address->ss_family == AF_INET6) {
         const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)address;
         out = (tdm__endpoint){.family = 6, .port = ntohs(v6->sin6_port)};
-        memcpy(out.bytes, &v6->sin6_addr, sizeof v6->sin6_addr);
+        memcpy(out.bytes, &v6->sin6_addr, sizeof(v6->sin6_addr));
         out.scope = v6->sin6_scope_id;
     }
     return out;
@@ -229,7 +229,7 @@ static tdm__endpoint endpoint_of(const struct sockaddr_storage *address)
 tdm__endpoint tdm__socket_here(int fd)
 {
     struct sockaddr_storage address = {0};
-    socklen_t bytes = sizeof address;
+    socklen_t bytes = sizeof(address);
     if (getsockname(fd, (struct sockaddr *)&address, &bytes) != 0) return (tdm__endpoint){0};
     return endpoint_of(&address);
 }
@@ -237,7 +237,7 @@ tdm__endpoint tdm__socket_here(int fd)
 tdm__endpoint tdm__socket_there(int fd)
 {
     struct sockaddr_storage address = {0};
-    socklen_t bytes = sizeof address;
+    socklen_t bytes = sizeof(address);
     if (getpeername(fd, (struct sockaddr *)&address, &bytes) != 0) return (tdm__endpoint){0};
     return endpoint_of(&address);
 }
@@ -248,25 +248,25 @@ socklen_t tdm__socket_address(const tdm__endpoint *endpoint, struct sockaddr_sto
     if (endpoint->family == 4) {
         struct sockaddr_in *v4 = (struct sockaddr_in *)out;
         *v4 = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(endpoint->port)};
-        memcpy(&v4->sin_addr, endpoint->bytes, sizeof v4->sin_addr);
-        return sizeof *v4;
+        memcpy(&v4->sin_addr, endpoint->bytes, sizeof(v4->sin_addr));
+        return sizeof(*v4);
     }
     struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)out;
     *v6 = (struct sockaddr_in6){.sin6_family = AF_INET6,
                                 .sin6_port = htons(endpoint->port),
                                 .sin6_scope_id = endpoint->scope};
-    memcpy(&v6->sin6_addr, endpoint->bytes, sizeof v6->sin6_addr);
-    return sizeof *v6;
+    memcpy(&v6->sin6_addr, endpoint->bytes, sizeof(v6->sin6_addr));
+    return sizeof(*v6);
 }
 
 bool tdm__socket_same_user(int fd)
 {
     int family = 0;
-    socklen_t family_bytes = sizeof family;
+    socklen_t family_bytes = sizeof(family);
     if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &family_bytes) != 0) return false;
     if (family != AF_UNIX) return true;
     struct ucred who = {.uid = (uid_t)-1};
-    socklen_t bytes = sizeof who;
+    socklen_t bytes = sizeof(who);
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) == 0 &&
            (who.uid == geteuid() || who.uid == 0);
 }

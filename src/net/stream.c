@@ -15,7 +15,7 @@ void tdm__stream_close(tdm__stream *stream, bool at_once)
     stream->tls = NULL;
     if (stream->fd < 0) return;
     struct linger none = {.l_onoff = 1};
-    if (at_once) (void)setsockopt(stream->fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+    if (at_once) (void)setsockopt(stream->fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
     close(stream->fd);
     stream->fd = -1;
 }
@@ -70,7 +70,7 @@ const char *tdm__protection_name(tdm__protection protection)
 bool tdm__stream_is_local(int fd)
 {
     tdm__endpoint here = tdm__socket_here(fd), there = tdm__socket_there(fd);
-    return here.family == there.family && memcmp(here.bytes, there.bytes, sizeof here.bytes) == 0;
+    return here.family == there.family && memcmp(here.bytes, there.bytes, sizeof(here.bytes)) == 0;
 }
 
 tdm__protection tdm__protection_for(tdm_security mode, int fd)

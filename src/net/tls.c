@@ -163,7 +163,7 @@ static int ssl_offer_psk(SSL *ssl, const EVP_MD *digest, const unsigned char **i
         session = NULL;
     }
     *id = (const unsigned char *)IDENTITY;
-    *id_bytes = sizeof IDENTITY - 1;
+    *id_bytes = sizeof(IDENTITY) - 1;
     *out = session;
     return 1;
 }
@@ -171,7 +171,7 @@ static int ssl_offer_psk(SSL *ssl, const EVP_MD *digest, const unsigned char **i
 static int ssl_find_psk(SSL *ssl, const unsigned char *id, size_t id_bytes, SSL_SESSION **out)
 {
     *out = NULL;
-    if (id_bytes != sizeof IDENTITY - 1 || memcmp(id, IDENTITY, id_bytes) != 0) return 1;
+    if (id_bytes != sizeof(IDENTITY) - 1 || memcmp(id, IDENTITY, id_bytes) != 0) return 1;
     *out = ssl_psk_session(ssl);
     return *out != NULL;
 }
@@ -209,7 +209,7 @@ static bool tls_take_over_records(tdm__tls *tls)
     bool ok = tls->has_secret[0] && tls->has_secret[1] &&
               tdm__tls_keys_init(&tls->send, true, tls->secrets[tls->is_server]) &&
               tdm__tls_keys_init(&tls->receive, false, tls->secrets[!tls->is_server]);
-    OPENSSL_cleanse(tls->secrets, sizeof tls->secrets);
+    OPENSSL_cleanse(tls->secrets, sizeof(tls->secrets));
     tls->is_open = ok;
     return ok;
 }
@@ -228,7 +228,7 @@ static int certificate_on_verify(int is_valid, X509_STORE_CTX *chain)
     SSL *ssl = X509_STORE_CTX_get_ex_data(chain, SSL_get_ex_data_X509_STORE_CTX_idx());
     tdm__tls *tls = ssl ? SSL_get_app_data(ssl) : NULL;
     if (!is_valid && tls)
-        certificate_subject(X509_STORE_CTX_get0_cert(chain), tls->subject, sizeof tls->subject);
+        certificate_subject(X509_STORE_CTX_get0_cert(chain), tls->subject, sizeof(tls->subject));
     return is_valid;
 }
 
@@ -284,7 +284,7 @@ static tdm_status context_init(tdm__tls_context *c, const tdm_comm_security *sec
 tdm_status tdm__tls_context_create(const tdm_comm_security *security, tdm__tls_context **out,
                                    tdm_error *err)
 {
-    tdm__tls_context *c = calloc(1, sizeof *c);
+    tdm__tls_context *c = calloc(1, sizeof(*c));
     if (!c) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for TLS");
     ERR_clear_error();
     tdm_status status = context_init(c, security, err);
@@ -338,11 +338,11 @@ static bool tls_init(tdm__tls *tls, const tdm__tls_options *options)
 
 tdm_status tdm__tls_create(const tdm__tls_options *options, tdm__tls **out, tdm_error *err)
 {
-    tdm__tls *tls = calloc(1, sizeof *tls);
+    tdm__tls *tls = calloc(1, sizeof(*tls));
     if (tls) {
         tls->has_certificates = options->context->has_certificates;
         tls->is_server = options->is_server;
-        memcpy(tls->key, options->key, sizeof tls->key);
+        memcpy(tls->key, options->key, sizeof(tls->key));
         tls->rekey_records = options->rekey_records ? options->rekey_records
                                                     : TDM__TLS_REKEY_RECORDS;
     }
@@ -362,7 +362,7 @@ void tdm__tls_destroy(tdm__tls *tls)
     tdm__tls_keys_release(&tls->receive);
     free(tls->out.bytes);
     free(tls->in.bytes);
-    OPENSSL_cleanse(tls, sizeof *tls);
+    OPENSSL_cleanse(tls, sizeof(*tls));
     free(tls);
 }
 
@@ -435,15 +435,15 @@ static int tls_break_handshake(tdm__tls *tls, int fd)
     unsigned long code = ERR_get_error();
     bool is_refused = tls->has_certificates && error_is_refusal(code);
     if (is_refused)
-        certificate_subject(SSL_get_certificate(tls->ssl), tls->subject, sizeof tls->subject);
+        certificate_subject(SSL_get_certificate(tls->ssl), tls->subject, sizeof(tls->subject));
     if (tls->has_certificates && verdict != X509_V_OK)
-        snprintf(tls->why, sizeof tls->why, "the peer's certificate (%s) is not valid: %s",
+        snprintf(tls->why, sizeof(tls->why), "the peer's certificate (%s) is not valid: %s",
                  *tls->subject ? tls->subject : "none", X509_verify_cert_error_string(verdict));
     else if (is_refused)
-        snprintf(tls->why, sizeof tls->why, "the peer refuses this side's certificate (%s): %s",
+        snprintf(tls->why, sizeof(tls->why), "the peer refuses this side's certificate (%s): %s",
                  tls->subject, error_text(code));
     else
-        snprintf(tls->why, sizeof tls->why, "TLS failed: %s", error_text(code));
+        snprintf(tls->why, sizeof(tls->why), "TLS failed: %s", error_text(code));
     ERR_clear_error();
     tls->broken = true;
     tls->is_refused = is_refused || (tls->has_certificates && verdict != X509_V_OK);
@@ -471,20 +471,20 @@ int tdm__tls_advance(tdm__tls *tls, int fd)
         int done = SSL_do_handshake(tls->ssl);
         int error = done == 1 ? SSL_ERROR_NONE : SSL_get_error(tls->ssl, done);
         if (done != 1 && tls->ended) {
-            snprintf(tls->why, sizeof tls->why, "the peer ended the handshake");
+            snprintf(tls->why, sizeof(tls->why), "the peer ended the handshake");
             errno = ECONNRESET;
             return -1;
         }
         if (done != 1 && error != SSL_ERROR_WANT_READ) return tls_break_handshake(tls, fd);
         if (done == 1 && !tls_used_psk(tls)) {
             tls->out.count = tls->out.first = 0; /* do not complete the handshake */
-            snprintf(tls->why, sizeof tls->why, "the peer did not use the key of this world");
+            snprintf(tls->why, sizeof(tls->why), "the peer did not use the key of this world");
             tls->broken = true;
             errno = EPROTO;
             return -1;
         }
         if (done == 1 && !tls_take_over_records(tls)) {
-            snprintf(tls->why, sizeof tls->why,
+            snprintf(tls->why, sizeof(tls->why),
                      "TLS failed: out of memory for the keys of a connection");
             tls->broken = true;
             errno = ENOMEM;
@@ -520,9 +520,9 @@ static bool tls_put_message(tdm__tls *tls, tdm__tls_content type, const uint8_t 
 static int tls_break(tdm__tls *tls, int fd, int alert, const char *why)
 {
     const uint8_t message[] = {ALERT_FATAL, (uint8_t)alert};
-    snprintf(tls->why, sizeof tls->why, "TLS failed: %s", why);
+    snprintf(tls->why, sizeof(tls->why), "TLS failed: %s", why);
     tls->broken = true;
-    if (tls_put_message(tls, TDM__TLS_ALERT, message, sizeof message)) (void)tls_flush(tls, fd);
+    if (tls_put_message(tls, TDM__TLS_ALERT, message, sizeof(message))) (void)tls_flush(tls, fd);
     errno = EPROTO;
     return -1;
 }
@@ -546,11 +546,11 @@ static int tls_on_alert(tdm__tls *tls, const uint8_t *message, size_t bytes)
     tls->broken = true;
     tls->is_refused = tls->has_certificates && alert_is_refusal(alert);
     if (tls->is_refused) {
-        certificate_subject(SSL_get_certificate(tls->ssl), tls->subject, sizeof tls->subject);
-        snprintf(tls->why, sizeof tls->why, "the peer refuses this side's certificate (%s): %s",
+        certificate_subject(SSL_get_certificate(tls->ssl), tls->subject, sizeof(tls->subject));
+        snprintf(tls->why, sizeof(tls->why), "the peer refuses this side's certificate (%s): %s",
                  tls->subject, text);
     } else {
-        snprintf(tls->why, sizeof tls->why, "TLS failed: the peer sent the alert '%s'", text);
+        snprintf(tls->why, sizeof(tls->why), "TLS failed: the peer sent the alert '%s'", text);
     }
     errno = EPROTO;
     return -1;
@@ -561,7 +561,7 @@ static int tls_on_message(tdm__tls *tls, int fd, tdm__tls_content type, tdm__tls
                           size_t bytes)
 {
     uint8_t message[MESSAGE_BYTES];
-    if (bytes > sizeof message)
+    if (bytes > sizeof(message))
         return tls_break(tls, fd, ALERT_UNEXPECTED, "received an unexpected message");
     for (size_t i = 0; i < bytes; i++) {
         while (from.offset == from.parts[from.index].iov_len) {
@@ -573,7 +573,7 @@ static int tls_on_message(tdm__tls *tls, int fd, tdm__tls_content type, tdm__tls
     if (type == TDM__TLS_ALERT) return tls_on_alert(tls, message, bytes);
     static const uint8_t key_update[] = {MESSAGE_KEY_UPDATE, 0, 0, 1};
     if (type != TDM__TLS_HANDSHAKE || bytes != MESSAGE_BYTES ||
-        memcmp(message, key_update, sizeof key_update) != 0 || message[4] > 1)
+        memcmp(message, key_update, sizeof(key_update)) != 0 || message[4] > 1)
         return tls_break(tls, fd, ALERT_UNEXPECTED, "received an unexpected message");
     if (message[4] == 1) tls->must_rekey = true;
     if (tdm__tls_keys_update(&tls->receive)) return 0;
@@ -622,7 +622,7 @@ static size_t tls_take_plain(tdm__tls *tls, tdm__tls_cursor *into)
 static ssize_t tls_take_record(tdm__tls *tls, int fd, size_t record_bytes, size_t content_bytes,
                                tdm__tls_cursor *into)
 {
-    struct iovec aside = {tls->plain, sizeof tls->plain};
+    struct iovec aside = {tls->plain, sizeof(tls->plain)};
     bool fits = content_bytes <= tdm__tls_cursor_left(into);
     tdm__tls_cursor at = fits ? *into : (tdm__tls_cursor){.parts = &aside, .count = 1};
     const tdm__tls_cursor before = at;
@@ -703,7 +703,7 @@ static bool tls_rekey(tdm__tls *tls)
     tls->must_rekey = false;
     tls->records = 1;
     tls->rekeys++;
-    return tls_put_message(tls, TDM__TLS_HANDSHAKE, message, sizeof message) &&
+    return tls_put_message(tls, TDM__TLS_HANDSHAKE, message, sizeof(message)) &&
            tdm__tls_keys_update(&tls->send);
 }
 

@@ -17,18 +17,18 @@ static bool keys_expand(const uint8_t secret[TDM__TLS_SECRET], const char *label
 {
     static const char prefix[] = "tls13 ";
     uint8_t info[64], block[TDM__TLS_SECRET];
-    size_t label_bytes = sizeof prefix - 1 + strlen(label), at = 0;
+    size_t label_bytes = sizeof(prefix) - 1 + strlen(label), at = 0;
     info[at++] = 0;
     info[at++] = (uint8_t)bytes;
     info[at++] = (uint8_t)label_bytes;
-    memcpy(info + at, prefix, sizeof prefix - 1);
-    memcpy(info + at + sizeof prefix - 1, label, strlen(label));
+    memcpy(info + at, prefix, sizeof(prefix) - 1);
+    memcpy(info + at + sizeof(prefix) - 1, label, strlen(label));
     at += label_bytes;
     info[at++] = 0; /* bytes of context */
     info[at++] = 1; /* the number of the block */
     bool ok = tdm_hmac_sha256(secret, TDM__TLS_SECRET, info, at, block) == TDM_OK;
     if (ok) memcpy(out, block, bytes);
-    OPENSSL_cleanse(block, sizeof block);
+    OPENSSL_cleanse(block, sizeof(block));
     return ok;
 }
 
@@ -36,17 +36,17 @@ static bool keys_expand(const uint8_t secret[TDM__TLS_SECRET], const char *label
 static bool keys_derive(tdm__tls_keys *keys)
 {
     uint8_t key[TDM__AEAD_KEY];
-    bool ok = keys_expand(keys->secret, "key", key, sizeof key) &&
-              keys_expand(keys->secret, "iv", keys->iv, sizeof keys->iv) &&
+    bool ok = keys_expand(keys->secret, "key", key, sizeof(key)) &&
+              keys_expand(keys->secret, "iv", keys->iv, sizeof(keys->iv)) &&
               tdm__aead_set_key(keys->aead, key);
     keys->sequence = 0;
-    OPENSSL_cleanse(key, sizeof key);
+    OPENSSL_cleanse(key, sizeof(key));
     return ok;
 }
 
 bool tdm__tls_keys_init(tdm__tls_keys *keys, bool encrypts, const uint8_t secret[TDM__TLS_SECRET])
 {
-    memcpy(keys->secret, secret, sizeof keys->secret);
+    memcpy(keys->secret, secret, sizeof(keys->secret));
     keys->aead = tdm__aead_create(encrypts, false);
     return keys->aead && keys_derive(keys);
 }
@@ -54,24 +54,24 @@ bool tdm__tls_keys_init(tdm__tls_keys *keys, bool encrypts, const uint8_t secret
 bool tdm__tls_keys_update(tdm__tls_keys *keys)
 {
     uint8_t next[TDM__TLS_SECRET];
-    bool ok = keys_expand(keys->secret, "traffic upd", next, sizeof next);
-    if (ok) memcpy(keys->secret, next, sizeof next);
-    OPENSSL_cleanse(next, sizeof next);
+    bool ok = keys_expand(keys->secret, "traffic upd", next, sizeof(next));
+    if (ok) memcpy(keys->secret, next, sizeof(next));
+    OPENSSL_cleanse(next, sizeof(next));
     return ok && keys_derive(keys);
 }
 
 void tdm__tls_keys_release(tdm__tls_keys *keys)
 {
     tdm__aead_destroy(keys->aead);
-    OPENSSL_cleanse(keys, sizeof *keys);
+    OPENSSL_cleanse(keys, sizeof(*keys));
 }
 
 /* Begins encrypting or decrypting the next record. */
 static bool keys_begin(tdm__tls_keys *keys, const uint8_t header[TDM__TLS_RECORD_HEADER])
 {
     uint8_t nonce[TDM__AEAD_NONCE];
-    memcpy(nonce, keys->iv, sizeof nonce);
-    for (int i = 0; i < 8; i++) nonce[sizeof nonce - 1 - i] ^= (uint8_t)(keys->sequence >> 8 * i);
+    memcpy(nonce, keys->iv, sizeof(nonce));
+    for (int i = 0; i < 8; i++) nonce[sizeof(nonce) - 1 - i] ^= (uint8_t)(keys->sequence >> 8 * i);
     keys->sequence++;
     return tdm__aead_begin(keys->aead, nonce, header, TDM__TLS_RECORD_HEADER);
 }

@@ -36,18 +36,18 @@ static bool read_quota(const tdm__cgroup_level *level, uint64_t *out_quota, uint
     char path[4200];
     char text[64];
     if (level->version == 2) { /* "max 100000" or "150000 100000" */
-        snprintf(path, sizeof path, "%s/cpu.max", level->directory);
-        if (!tdm__proc_read(path, text, sizeof text)) return false;
+        snprintf(path, sizeof(path), "%s/cpu.max", level->directory);
+        if (!tdm__proc_read(path, text, sizeof(text))) return false;
         const char *space = strchr(text, ' ');
         return space && tdm__proc_number(text, "", out_quota) &&
                tdm__proc_number(space + 1, "", out_period);
     }
-    snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", level->directory); /* "-1" for none */
-    if (!tdm__proc_read(path, text, sizeof text) || !tdm__proc_number(text, "", out_quota)) {
+    snprintf(path, sizeof(path), "%s/cpu.cfs_quota_us", level->directory); /* "-1" for none */
+    if (!tdm__proc_read(path, text, sizeof(text)) || !tdm__proc_number(text, "", out_quota)) {
         return false;
     }
-    snprintf(path, sizeof path, "%s/cpu.cfs_period_us", level->directory);
-    return tdm__proc_read(path, text, sizeof text) && tdm__proc_number(text, "", out_period);
+    snprintf(path, sizeof(path), "%s/cpu.cfs_period_us", level->directory);
+    return tdm__proc_read(path, text, sizeof(text)) && tdm__proc_number(text, "", out_period);
 }
 
 static void note_quota(const tdm__cgroup_level *level, void *user)
@@ -65,7 +65,7 @@ static void read_model(char *out, size_t out_bytes)
 {
     char text[8192];
     snprintf(out, out_bytes, "unknown");
-    if (!tdm__proc_read("/proc/cpuinfo", text, sizeof text)) return;
+    if (!tdm__proc_read("/proc/cpuinfo", text, sizeof(text))) return;
     const char *line = strstr(text, "model name");
     if (!line) line = strstr(text, "Model\t"); /* some ARM kernels */
     const char *colon = line ? strchr(line, ':') : NULL;
@@ -80,9 +80,9 @@ void tdm_os_cpu_info(tdm_cpu_info *out)
     *out = (tdm_cpu_info){0};
     struct utsname name;
     if (uname(&name) == 0) {
-        snprintf(out->architecture, sizeof out->architecture, "%.15s", name.machine);
+        snprintf(out->architecture, sizeof(out->architecture), "%.15s", name.machine);
     }
-    read_model(out->model, sizeof out->model);
+    read_model(out->model, sizeof(out->model));
     tdm__cpu_features(out);
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     out->online_count = online > 0 && online <= MAX_CPU_SET ? (int)online : 1;

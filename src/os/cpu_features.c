@@ -13,7 +13,7 @@
 static void add_feature(tdm_cpu_info *out, const char *name)
 {
     size_t used = strlen(out->features);
-    snprintf(out->features + used, sizeof out->features - used, "%s%s", used ? " " : "", name);
+    snprintf(out->features + used, sizeof(out->features) - used, "%s%s", used ? " " : "", name);
 }
 
 #if defined(__x86_64__)
@@ -92,14 +92,14 @@ void tdm__cpu_features(tdm_cpu_info *out)
 
     uint64_t xcr0 = read_xcr0(word[LEAF1_ECX]);
     int level = 4;
-    for (size_t i = 0; i < sizeof feature_table / sizeof feature_table[0]; i++) {
+    for (size_t i = 0; i < sizeof(feature_table) / sizeof(feature_table[0]); i++) {
         const struct feature *feature = &feature_table[i];
         bool has = (word[feature->word] >> feature->bit & 1) &&
                    (xcr0 & feature->xcr0) == feature->xcr0;
         if (has && feature->shown) add_feature(out, feature->name);
         if (!has && feature->level > 0 && feature->level <= level) level = feature->level - 1;
     }
-    snprintf(out->level, sizeof out->level, "x86-64-v%d", level);
+    snprintf(out->level, sizeof(out->level), "x86-64-v%d", level);
 }
 
 #elif defined(__aarch64__)
@@ -126,7 +126,7 @@ static bool has_bit(unsigned long type, unsigned bit)
 
 void tdm__cpu_features(tdm_cpu_info *out)
 {
-    for (size_t i = 0; i < sizeof feature_table / sizeof feature_table[0]; i++) {
+    for (size_t i = 0; i < sizeof(feature_table) / sizeof(feature_table[0]); i++) {
         const struct feature *feature = &feature_table[i];
         if (has_bit(feature->type, feature->bit)) add_feature(out, feature->name);
     }
@@ -136,7 +136,7 @@ void tdm__cpu_features(tdm_cpu_info *out)
         if (has_bit(AT_HWCAP, 16)) level = "armv8.2-a";
         if (has_bit(AT_HWCAP2, 1)) level = "armv9-a";
     }
-    snprintf(out->level, sizeof out->level, "%s", level);
+    snprintf(out->level, sizeof(out->level), "%s", level);
 }
 
 #else
@@ -144,7 +144,7 @@ void tdm__cpu_features(tdm_cpu_info *out)
 void tdm__cpu_features(tdm_cpu_info *out)
 {
     add_feature(out, "unknown");
-    snprintf(out->level, sizeof out->level, "generic");
+    snprintf(out->level, sizeof(out->level), "generic");
 }
 
 #endif

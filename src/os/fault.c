@@ -77,7 +77,7 @@ static const struct {
     {ENFILE, TDM_ERR_SYSTEM, "the whole machine has too many open files"},
 };
 
-#define ERRNO_COUNT (sizeof errno_table / sizeof errno_table[0])
+#define ERRNO_COUNT (sizeof(errno_table) / sizeof(errno_table[0]))
 
 tdm_status tdm_os_errno_status(int error_number)
 {
@@ -95,7 +95,7 @@ tdm_status tdm_os_fail(tdm_error *err, const char *doing, const char *path)
         if (errno_table[i].error_number == error_number) advice = errno_table[i].advice;
     }
     char buffer[128];
-    const char *reason = strerror_r(error_number, buffer, sizeof buffer); /* the GNU one */
+    const char *reason = strerror_r(error_number, buffer, sizeof(buffer)); /* the GNU one */
     return tdm_fail(err, tdm_os_errno_status(error_number), "%s %s: %s%s%s", doing, path, reason,
                     advice ? "; " : "", advice ? advice : "");
 }

@@ -76,12 +76,12 @@ static int open_temporary(tdm_file_writer *writer)
     for (int i = 0; i < TEMPORARY_TRIES; i++) {
         char suffix[48];
         if (i == 0) {
-            snprintf(suffix, sizeof suffix, ".%ld.tmp", (long)getpid());
+            snprintf(suffix, sizeof(suffix), ".%ld.tmp", (long)getpid());
         } else {
-            snprintf(suffix, sizeof suffix, ".%ld-%d.tmp", (long)getpid(), i);
+            snprintf(suffix, sizeof(suffix), ".%ld-%d.tmp", (long)getpid(), i);
         }
         int room = NAME_BYTES - 2 - (int)strlen(suffix); /* a very long name is cut */
-        snprintf(writer->temporary, sizeof writer->temporary, ".%.*s%s", room, writer->name,
+        snprintf(writer->temporary, sizeof(writer->temporary), ".%.*s%s", room, writer->name,
                  suffix);
         int fd = openat(writer->directory_fd, writer->temporary,
                         O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
@@ -113,7 +113,7 @@ static char *find_target(const char *path, tdm_status *status, tdm_error *err)
 
 tdm_status tdm_file_writer_create(const char *path, tdm_file_writer **out, tdm_error *err)
 {
-    tdm_file_writer *writer = calloc(1, sizeof *writer);
+    tdm_file_writer *writer = calloc(1, sizeof(*writer));
     if (!writer) return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot write %s: out of memory", path);
     writer->fd = writer->directory_fd = writer->direct_fd = -1;
     tdm_status status;
@@ -153,7 +153,7 @@ char *tdm_file_writer_temporary(const tdm_file_writer *writer, tdm_arena *arena)
 
 tdm_status tdm_file_writer_join(const char *temporary, tdm_file_writer **out, tdm_error *err)
 {
-    tdm_file_writer *writer = calloc(1, sizeof *writer);
+    tdm_file_writer *writer = calloc(1, sizeof(*writer));
     if (writer) writer->path = strdup(temporary);
     if (!writer || !writer->path) {
         free(writer);
@@ -206,7 +206,7 @@ static bool has_direct(tdm_file_writer *writer)
     if (writer->direct_fd >= 0) return true;
     if (writer->no_direct) return false;
     char link[64];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", writer->fd);
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", writer->fd);
     /* Larger pages could hold bytes of both ways. */
     if (sysconf(_SC_PAGESIZE) <= (long)DIRECT_ALIGN)
         writer->direct_fd = open(link, O_WRONLY | O_CLOEXEC | O_DIRECT);

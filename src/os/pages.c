@@ -47,7 +47,7 @@ tdm_status tdm__map_fail(tdm_error *err, size_t bytes)
 {
     char reason[128];
     char size_text[32];
-    const char *why = strerror_r(errno, reason, sizeof reason);
+    const char *why = strerror_r(errno, reason, sizeof(reason));
     return tdm_fail(err, TDM_ERR_NO_MEMORY,
                     "cannot map %s of memory: %s; use a smaller model or batch, or more memory",
                     tdm_text_bytes(bytes, size_text), why);

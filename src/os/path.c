@@ -81,7 +81,7 @@ static bool name_list_add(name_list *list, tdm_arena *arena, const char *name)
 {
     if (list->count == list->capacity) {
         size_t capacity = list->capacity ? list->capacity * 2 : 64;
-        const char **larger = realloc(list->names, capacity * sizeof *larger);
+        const char **larger = realloc(list->names, capacity * sizeof(*larger));
         if (!larger) return false;
         list->names = larger;
         list->capacity = capacity;
@@ -116,14 +116,14 @@ tdm_status tdm_dir_list(const char *path, tdm_arena *arena, const char *const **
     name_list list = {0};
     tdm_status status = list_entries(dir, path, arena, &list, err);
     if (status != TDM_OK) goto release;
-    const char **names = tdm_arena_array(arena, list.count + 1, sizeof *names);
+    const char **names = tdm_arena_array(arena, list.count + 1, sizeof(*names));
     if (!names) {
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot list directory %s: out of memory", path);
         goto release;
     }
     if (list.count > 0) {
-        qsort(list.names, list.count, sizeof *list.names, compare_names);
-        memcpy(names, list.names, list.count * sizeof *names);
+        qsort(list.names, list.count, sizeof(*list.names), compare_names);
+        memcpy(names, list.names, list.count * sizeof(*names));
     }
     *out_names = names;
     *out_count = list.count;

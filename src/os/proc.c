@@ -64,8 +64,8 @@ static void walk_up(const char *root, const char *group, int version, tdm__cgrou
                     void *user)
 {
     char directory[4096];
-    int written = snprintf(directory, sizeof directory, "%s%s", root, group);
-    if (written < 0 || (size_t)written >= sizeof directory) return;
+    int written = snprintf(directory, sizeof(directory), "%s%s", root, group);
+    if (written < 0 || (size_t)written >= sizeof(directory)) return;
     size_t root_length = strlen(root);
     for (;;) {
         size_t length = strlen(directory);
@@ -79,7 +79,7 @@ static void walk_up(const char *root, const char *group, int version, tdm__cgrou
 void tdm__cgroup_walk(const char *controller, tdm__cgroup_fn visit, void *user)
 {
     char text[8192];
-    if (!tdm__proc_read("/proc/self/cgroup", text, sizeof text)) return;
+    if (!tdm__proc_read("/proc/self/cgroup", text, sizeof(text))) return;
     char *rest = text;
     for (char *line; (line = strsep(&rest, "\n"));) {
         /* "0::/path" for version 2, "4:cpu,cpuacct:/path" for version 1 */
@@ -94,7 +94,7 @@ void tdm__cgroup_walk(const char *controller, tdm__cgroup_fn visit, void *user)
             walk_up("/sys/fs/cgroup/unified", group, 2, visit, user); /* where both are mounted */
         } else if (list_has(controllers, length, controller)) {
             char root[300];
-            snprintf(root, sizeof root, "/sys/fs/cgroup/%s", controller);
+            snprintf(root, sizeof(root), "/sys/fs/cgroup/%s", controller);
             walk_up(root, group, 1, visit, user);
         }
     }

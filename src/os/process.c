@@ -22,8 +22,8 @@
 bool tdm_os_process(int64_t process, tdm_process_info *out)
 {
     char path[64], text[1024];
-    snprintf(path, sizeof path, "/proc/%lld/stat", (long long)process);
-    if (process <= 0 || !tdm__proc_read(path, text, sizeof text)) return false;
+    snprintf(path, sizeof(path), "/proc/%lld/stat", (long long)process);
+    if (process <= 0 || !tdm__proc_read(path, text, sizeof(text))) return false;
     /* The name, in brackets, may hold anything; the state is field 3, CPU time fields 14 and 15, the start
      * field 22. */
     const char *at = strrchr(text, ')');
@@ -61,14 +61,14 @@ bool tdm_os_end_stopped(int64_t process, uint64_t started)
 static bool process_is_runnable(int64_t process)
 {
     char path[PATH_MAX], text[1024];
-    snprintf(path, sizeof path, "/proc/%lld/task", (long long)process);
+    snprintf(path, sizeof(path), "/proc/%lld/task", (long long)process);
     DIR *threads = opendir(path);
     if (!threads) return false;
     bool is_runnable = false;
     for (struct dirent *entry; !is_runnable && (entry = readdir(threads));) {
         if (entry->d_name[0] == '.') continue;
-        snprintf(path, sizeof path, "/proc/%lld/task/%s/stat", (long long)process, entry->d_name);
-        const char *at = tdm__proc_read(path, text, sizeof text) ? strrchr(text, ')') : NULL;
+        snprintf(path, sizeof(path), "/proc/%lld/task/%s/stat", (long long)process, entry->d_name);
+        const char *at = tdm__proc_read(path, text, sizeof(text)) ? strrchr(text, ')') : NULL;
         is_runnable = at && at[1] == ' ' && at[2] == 'R';
     }
     closedir(threads);

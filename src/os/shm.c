@@ -114,7 +114,7 @@ tdm_status tdm_shm_create(tdm_shm **out, tdm_error *err)
         return status;
     }
     t->next = TABLE_BYTES;
-    if (tdm_os_random(&t->id, sizeof t->id, NULL) != TDM_OK)
+    if (tdm_os_random(&t->id, sizeof(t->id), NULL) != TDM_OK)
         t->id = tdm_clock_ns() ^ (uint64_t)getpid() << 40;
     t->id |= 1;
     atomic_store(&t->magic, MAGIC);

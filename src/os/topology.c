@@ -40,7 +40,7 @@ static void add(tdm_cpu_set *place, int processor)
 bool tdm_os_cpu_set_here(tdm_cpu_set *out)
 {
     *out = (tdm_cpu_set){.memory_node = -1};
-    return sched_getaffinity(0, sizeof out->processors, (cpu_set_t *)(void *)out->processors) == 0;
+    return sched_getaffinity(0, sizeof(out->processors), (cpu_set_t *)(void *)out->processors) == 0;
 }
 
 /* ---- the machine ------------------------------------------------------------------------------ */
@@ -138,7 +138,7 @@ void tdm__topology(const char *synthetic, const tdm_cpu_set *allowed, tdm_topolo
     free(m.units);
 #ifdef TDM__WITH_HWLOC
     unsigned version = hwloc_get_api_version();
-    snprintf(out->library, sizeof out->library, "hwloc %u.%u.%u", version >> 16,
+    snprintf(out->library, sizeof(out->library), "hwloc %u.%u.%u", version >> 16,
              version >> 8 & 0xff, version & 0xff);
 #endif
 }
@@ -183,11 +183,11 @@ bool tdm_os_cpu_sets(int count, tdm_cpu_set *out)
 bool tdm_os_cpu_set_apply(const tdm_cpu_set *place)
 {
     const cpu_set_t *set = (const cpu_set_t *)(const void *)place->processors;
-    if (sched_setaffinity(0, sizeof place->processors, set) != 0) return false;
+    if (sched_setaffinity(0, sizeof(place->processors), set) != 0) return false;
     int node = place->memory_node;
     if (node < 0 || node >= MAX_NODES) return true;
     unsigned long nodes[MAX_NODES / (8 * sizeof(unsigned long))] = {0};
-    nodes[(size_t)node / (8 * sizeof nodes[0])] |= 1UL << (size_t)node % (8 * sizeof nodes[0]);
+    nodes[(size_t)node / (8 * sizeof(nodes[0]))] |= 1UL << (size_t)node % (8 * sizeof(nodes[0]));
     (void)syscall(SYS_set_mempolicy, MPOL_PREFERRED, nodes, (unsigned long)MAX_NODES);
     return true;
 }
@@ -204,10 +204,10 @@ const char *tdm_os_cpu_set_text(const tdm_cpu_set *place, char buffer[TDM_CPU_SE
         while (end + 1 < TDM_PLACE_MAX_CPUS && has(place, end + 1)) end++;
         char run[32];
         const char *comma = used > 0 ? "," : "";
-        int length = end > i ? snprintf(run, sizeof run, "%s%d-%d", comma, i, end)
-                             : snprintf(run, sizeof run, "%s%d", comma, i);
-        if (used + (size_t)length + sizeof "..." > TDM_CPU_SET_TEXT_BYTES) {
-            memcpy(buffer + used, "...", sizeof "...");
+        int length = end > i ? snprintf(run, sizeof(run), "%s%d-%d", comma, i, end)
+                             : snprintf(run, sizeof(run), "%s%d", comma, i);
+        if (used + (size_t)length + sizeof("...") > TDM_CPU_SET_TEXT_BYTES) {
+            memcpy(buffer + used, "...", sizeof("..."));
             break;
         }
         memcpy(buffer + used, run, (size_t)length + 1);

@@ -59,7 +59,7 @@ struct tdm_balance {
 tdm_balance *tdm_balance_create(int64_t lane_count, int rank_count)
 {
     size_t ranks = (size_t)rank_count;
-    tdm_balance *b = calloc(1, sizeof *b);
+    tdm_balance *b = calloc(1, sizeof(*b));
     if (!b) return NULL;
     *b = (tdm_balance){.lane_count = lane_count,
                        .rank_count = rank_count,
@@ -254,7 +254,7 @@ bool tdm_balance_observe(tdm_balance *b, const double *seconds, int64_t *first)
         b->reversals--;
         b->last_reversal = b->steps;
     }
-    for (size_t i = 0; i < sizeof horizons / sizeof horizons[0]; i++) {
+    for (size_t i = 0; i < sizeof(horizons) / sizeof(horizons[0]); i++) {
         if (b->steps_now < (uint64_t)horizons[i].steps) return false;
         if (!balance_suggests_move(b, &horizons[i], first)) continue;
         balance_move(b, first);

@@ -115,7 +115,7 @@ static tdm_status layout_make_buckets(tdm__layout *layout, size_t bucket_bytes, 
     if (bucket_bytes == 0) bucket_bytes = BUCKET_BYTES;
     size_t cells = (bucket_bytes / unit > 0 ? bucket_bytes / unit : 1) * (unit / CELL_BYTES);
     layout->bucket_count = (layout->trained_cells + cells - 1) / cells;
-    layout->bucket_first = calloc(layout->bucket_count + 1, sizeof *layout->bucket_first);
+    layout->bucket_first = calloc(layout->bucket_count + 1, sizeof(*layout->bucket_first));
     if (!layout->bucket_first) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the layout");
     for (size_t i = 0; i < layout->bucket_count; i++) layout->bucket_first[i] = i * cells;
     layout->bucket_first[layout->bucket_count] = layout->trained_cells;
@@ -140,7 +140,7 @@ static tdm_status layout_make_leaders(tdm__layout *layout, tdm_error *err)
         layout->leaders = layout->world;
         return TDM_OK;
     }
-    int *leaders = calloc((size_t)layout->node_count, sizeof *leaders);
+    int *leaders = calloc((size_t)layout->node_count, sizeof(*leaders));
     if (!leaders) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the layout");
     for (int i = 0; i < layout->node_count; i++)
         leaders[i] = layout->rank_of_place[layout->first_of_node[i]];
@@ -186,7 +186,7 @@ static tdm_status layout_build(tdm__layout *layout, const tdm__layout_options *o
 
 tdm_status tdm__layout_create(const tdm__layout_options *options, tdm__layout **out, tdm_error *err)
 {
-    tdm__layout *layout = calloc(1, sizeof *layout);
+    tdm__layout *layout = calloc(1, sizeof(*layout));
     if (!layout) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the layout");
     tdm_status status = layout_build(layout, options, err);
     if (status != TDM_OK) {

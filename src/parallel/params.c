@@ -43,8 +43,8 @@ tdm_status tdm__params_agree(const tdm_params *store, tdm_status status, tdm_err
     if (agreed == TDM_OK) { /* get the reason from the first rank that failed */
         if (failed == layout->place) first = (tdm_error){.status = status};
         if (failed == layout->place && err) first = *err;
-        agreed = tdm_group_broadcast(layout->world, &first, sizeof first, TDM_DTYPE_U8, (int)failed,
-                                     &broken);
+        agreed = tdm_group_broadcast(layout->world, &first, sizeof(first), TDM_DTYPE_U8,
+                                     (int)failed, &broken);
         /* No rank may leave, which breaks the world, before all have received the reason. */
         if (agreed == TDM_OK) (void)tdm_group_barrier(layout->world, &(tdm_error){0});
     }
@@ -53,7 +53,7 @@ tdm_status tdm__params_agree(const tdm_params *store, tdm_status status, tdm_err
         if (err) *err = broken;
         return agreed;
     }
-    first.message[sizeof first.message - 1] = '\0';
+    first.message[sizeof(first.message) - 1] = '\0';
     return tdm_fail(err, first.status, "rank %d: %s", layout->rank_of_place[failed], first.message);
 }
 
@@ -95,7 +95,7 @@ static tdm_status block_map_file(const tdm_params *store, const char *path, tdm_
                                  tdm_error *err)
 {
     size_t bytes = block_bytes(store);
-    tdm_file_part *parts = calloc(store->layout->bucket_count + 1, sizeof *parts);
+    tdm_file_part *parts = calloc(store->layout->bucket_count + 1, sizeof(*parts));
     if (!parts) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter store");
     size_t count = block_own_parts(store, parts);
     tdm_status status = tdm_file_map_create_parts(path, bytes, parts, count, out, err);
@@ -107,7 +107,7 @@ static tdm_status block_map_file(const tdm_params *store, const char *path, tdm_
 static void block_file_name(const tdm_params *store, const char *dir, int block, char *out)
 {
     uint64_t drawn = 0;
-    if (tdm_os_random(&drawn, sizeof drawn, NULL) != TDM_OK) drawn = tdm_clock_ns();
+    if (tdm_os_random(&drawn, sizeof(drawn), NULL) != TDM_OK) drawn = tdm_clock_ns();
     snprintf(out, MAX_PATH, "%s/tandem-offload-%ld-%08llx-rank%d-block%d.f32", dir, (long)getpid(),
              (unsigned long long)drawn & 0xffffffffu,
              store->layout->rank_of_place[store->layout->place], block);
@@ -135,19 +135,19 @@ static tdm_status block_lead(const tdm_params *store, tdm__block *block, size_t 
         if (status == TDM_OK) n->place = tdm_comm_shared_place(store->layout->comm, memory);
     }
     block->data = memory;
-    tdm_status sent = tdm_group_broadcast(store->layout->mine, n, sizeof *n, TDM_DTYPE_U8, 0, err);
+    tdm_status sent = tdm_group_broadcast(store->layout->mine, n, sizeof(*n), TDM_DTYPE_U8, 0, err);
     return status == TDM_OK ? sent : status;
 }
 
 static tdm_status block_follow(const tdm_params *store, tdm__block *block, size_t bytes,
                                block_location *n, tdm_error *err)
 {
-    TDM_TRY(tdm_group_broadcast(store->layout->mine, n, sizeof *n, TDM_DTYPE_U8, 0, err));
+    TDM_TRY(tdm_group_broadcast(store->layout->mine, n, sizeof(*n), TDM_DTYPE_U8, 0, err));
     if (n->place == UINT64_MAX) /* the leader reports the reason */
         return tdm_fail(err, TDM_ERR_PEER_FAILED,
                         "rank %d could not allocate memory for this host: see its message",
                         tdm_group_world_rank(store->layout->mine, 0));
-    n->path[sizeof n->path - 1] = '\0';
+    n->path[sizeof(n->path) - 1] = '\0';
     if (block->in_file) TDM_TRY(tdm_file_map_open(n->path, bytes, &block->pages, err));
     block->data = block->in_file ? block->pages.data
                                  : tdm_comm_shared_at(store->layout->comm, n->place);
@@ -161,7 +161,7 @@ static tdm_status block_make_common(const tdm_params *store, tdm__block *block, 
                                     const char *path, tdm_error *err)
 {
     block_location n = {0};
-    if (path) snprintf(n.path, sizeof n.path, "%s", path);
+    if (path) snprintf(n.path, sizeof(n.path), "%s", path);
     tdm_status status = store->leads ? block_lead(store, block, bytes, &n, err)
                                      : block_follow(store, block, bytes, &n, err);
     if (!block->in_file) return status;
@@ -176,7 +176,7 @@ static tdm_status block_make_shm(tdm_params *store, int index, tdm_error *err)
 {
     char name[TDM_SHM_NAME_BYTES];
     void *memory;
-    snprintf(name, sizeof name, "block-%d", index);
+    snprintf(name, sizeof(name), "block-%d", index);
     TDM_TRY(
         tdm_shm_region_take(store->undo_log->shm, name, block_bytes(store), NULL, &memory, err));
     store->blocks[index].data = memory;
@@ -271,16 +271,16 @@ static tdm_status params_make_tables(tdm_params *store, const tdm_graph *graph, 
 {
     const tdm__layout *layout = store->layout;
     size_t params = tdm_graph_param_count(graph);
-    store->params = calloc(params + 1, sizeof *store->params);
+    store->params = calloc(params + 1, sizeof(*store->params));
     for (size_t i = 0; store->params && i < params; i++)
         store->params[i] = (tdm_extent){.first = tdm_graph_param_at(graph, i)->offset,
                                         .count = tdm_graph_param_at(graph, i)->elements};
     size_t buckets = layout->bucket_count + 1, nodes = (size_t)layout->node_count + 1;
-    store->cuts = calloc((size_t)layout->size + 1, sizeof *store->cuts);
-    store->clipped = calloc((size_t)layout->size + 1, sizeof *store->clipped);
+    store->cuts = calloc((size_t)layout->size + 1, sizeof(*store->cuts));
+    store->clipped = calloc((size_t)layout->size + 1, sizeof(*store->clipped));
     if (layout->leaders) {
-        store->pending = calloc(buckets, sizeof *store->pending);
-        store->leader_cuts = calloc(buckets * nodes, sizeof *store->leader_cuts);
+        store->pending = calloc(buckets, sizeof(*store->pending));
+        store->leader_cuts = calloc(buckets * nodes, sizeof(*store->leader_cuts));
     }
     if (!store->params || !store->cuts || !store->clipped ||
         (layout->leaders && (!store->pending || !store->leader_cuts)))
@@ -303,7 +303,7 @@ static void params_bind_optimiser(tdm_params *store, tdm_optimiser *optimiser)
 static tdm_status params_make_undo_log(tdm_params *store, const tdm_params_options *options,
                                        tdm_error *err)
 {
-    tdm__undo_log *undo_log = calloc(1, sizeof *undo_log);
+    tdm__undo_log *undo_log = calloc(1, sizeof(*undo_log));
     if (!undo_log) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter store");
     *undo_log = (tdm__undo_log){.shm = options->shm,
                                 .slot = options->slot,
@@ -358,7 +358,7 @@ tdm_status tdm_params_create(const tdm_params_options *options, tdm_params **out
     if (options->zero < 0 || options->zero > 3)
         return tdm_fail(err, TDM_ERR_RANGE, "parallel.zero is %d; it must be 0, 1, 2 or 3",
                         options->zero);
-    tdm_params *store = calloc(1, sizeof *store);
+    tdm_params *store = calloc(1, sizeof(*store));
     if (!store) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter store");
     tdm_status status = params_build(store, options, err);
     if (status != TDM_OK) {

@@ -38,7 +38,7 @@ static uint64_t prediction_shares(const prediction *p, uint64_t bytes)
 static tdm_extent *graph_param_places(const tdm_graph *graph)
 {
     size_t count = tdm_graph_param_count(graph);
-    tdm_extent *places = calloc(count + 1, sizeof *places);
+    tdm_extent *places = calloc(count + 1, sizeof(*places));
     for (size_t i = 0; places && i < count; i++)
         places[i] = (tdm_extent){.first = tdm_graph_param_at(graph, i)->offset,
                                  .count = tdm_graph_param_at(graph, i)->elements};
@@ -50,7 +50,7 @@ static tdm_status prediction_gathered_bytes(const prediction *p, uint64_t *out, 
 {
     tdm__prefetch_schedule schedule = {0};
     tdm_extent *places = graph_param_places(p->options->graph);
-    size_t *slots = calloc(p->layout->bucket_count + 1, sizeof *slots);
+    size_t *slots = calloc(p->layout->bucket_count + 1, sizeof(*slots));
     tdm_status status = TDM_ERR_NO_MEMORY;
     if (!places || !slots)
         tdm_fail(err, status, "no memory for the memory estimate");
@@ -133,10 +133,10 @@ static int span_compare_ready(const void *left, const void *right)
 static uint64_t prediction_gradient_slots(const prediction *p)
 {
     size_t count = p->layout->bucket_count, oldest = 0;
-    span *spans = calloc(count + 1, sizeof *spans);
+    span *spans = calloc(count + 1, sizeof(*spans));
     if (!spans) return count; /* as if no slot were reused */
     for (size_t i = 0; i < count; i++) spans[i] = bucket_span(p, i);
-    qsort(spans, count, sizeof *spans, span_compare_ready);
+    qsort(spans, count, sizeof(*spans), span_compare_ready);
     for (size_t i = 0; i < count; i++)
         if (i - oldest >= GRADIENT_SLOTS && spans[oldest].ready < spans[i].begin) oldest++;
     free(spans);
@@ -147,7 +147,7 @@ static uint64_t prediction_gradient_slots(const prediction *p)
 static int prediction_count_buffers(const prediction *p, bool overlaid, int *max_lanes)
 {
     const tdm_ranks_memory_options *o = p->options;
-    int64_t *first = calloc((size_t)o->rank_count + 1, sizeof *first);
+    int64_t *first = calloc((size_t)o->rank_count + 1, sizeof(*first));
     int buffers = 0;
     if (!first) return -1;
     tdm_place_lanes(o->lane_count, o->rank_count, NULL, first);

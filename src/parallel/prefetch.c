@@ -92,13 +92,13 @@ static tdm_status prefetch_make_slots(tdm_prefetch *prefetch, tdm_error *err)
 {
     const tdm__layout *layout = prefetch->store->layout;
     size_t size = (size_t)layout->size + 1;
-    prefetch->slot_of = calloc(layout->bucket_count + 1, sizeof *prefetch->slot_of);
+    prefetch->slot_of = calloc(layout->bucket_count + 1, sizeof(*prefetch->slot_of));
     if (!prefetch->slot_of)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter prefetch");
     prefetch->slot_count = tdm__prefetch_slots(&prefetch->schedules[0].phases, layout->bucket_count,
                                                prefetch->slot_of);
-    prefetch->slots = calloc(prefetch->slot_count + 1, sizeof *prefetch->slots);
-    prefetch->cuts = calloc((prefetch->slot_count + 1) * size, sizeof *prefetch->cuts);
+    prefetch->slots = calloc(prefetch->slot_count + 1, sizeof(*prefetch->slots));
+    prefetch->cuts = calloc((prefetch->slot_count + 1) * size, sizeof(*prefetch->cuts));
     if (!prefetch->slots || !prefetch->cuts)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter prefetch");
     for (size_t i = 0; i < prefetch->slot_count; i++)
@@ -225,7 +225,7 @@ static tdm_status prefetch_build(tdm_prefetch *prefetch, tdm_plan *const *plans,
 {
     size_t count = (size_t)prefetch->plan_count;
     prefetch->plans = calloc(count + 1, sizeof(tdm_plan *));
-    prefetch->schedules = calloc(count + 1, sizeof *prefetch->schedules);
+    prefetch->schedules = calloc(count + 1, sizeof(*prefetch->schedules));
     if (!prefetch->plans || !prefetch->schedules)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter prefetch");
     for (size_t i = 0; i < count; i++) {
@@ -248,7 +248,7 @@ tdm_status tdm_prefetch_create(tdm_params *store, int block, tdm_plan *const *pl
         !store->blocks[block].data)
         return tdm_fail(err, TDM_ERR_INVALID, "cannot prefetch block %d for %d plans", block,
                         plan_count);
-    tdm_prefetch *prefetch = calloc(1, sizeof *prefetch);
+    tdm_prefetch *prefetch = calloc(1, sizeof(*prefetch));
     if (!prefetch) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter prefetch");
     prefetch->store = store;
     prefetch->block = &store->blocks[block];

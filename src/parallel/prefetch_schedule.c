@@ -16,7 +16,7 @@ static bool lists_append(tdm__bucket_lists *lists, size_t *capacity, size_t buck
     size_t *end = &lists->first[lists->count];
     if (*end == *capacity) {
         size_t more = 2 * *capacity;
-        size_t *grown = realloc(lists->bucket, more * sizeof *grown);
+        size_t *grown = realloc(lists->bucket, more * sizeof(*grown));
         if (!grown) return false;
         lists->bucket = grown;
         *capacity = more;
@@ -54,9 +54,9 @@ static bool schedule_list_steps(const tdm__layout *layout, const tdm_extent *par
                                 const tdm_plan *plan, tdm__bucket_lists *steps)
 {
     size_t count = tdm_plan_step_count(plan), capacity = FIRST_BUCKETS;
-    size_t *seen = calloc(layout->bucket_count + 1, sizeof *seen);
-    steps->first = calloc(count + 1, sizeof *steps->first);
-    steps->bucket = calloc(capacity, sizeof *steps->bucket);
+    size_t *seen = calloc(layout->bucket_count + 1, sizeof(*seen));
+    steps->first = calloc(count + 1, sizeof(*steps->first));
+    steps->bucket = calloc(capacity, sizeof(*steps->bucket));
     bool ok = seen && steps->first && steps->bucket;
     for (size_t step = 0; ok && step < count; step++) {
         size_t reads[TDM_MAX_PLAN_READS];
@@ -100,9 +100,9 @@ static bool schedule_list_phases(tdm__prefetch_schedule *s)
     const tdm__bucket_lists *steps = &s->steps;
     tdm__bucket_lists *phases = &s->phases;
     size_t max = steps_max_buckets(steps), capacity = FIRST_BUCKETS;
-    phases->first = calloc(steps->count + 2, sizeof *phases->first);
-    s->phase_step = calloc(steps->count + 2, sizeof *s->phase_step);
-    phases->bucket = calloc(capacity, sizeof *phases->bucket);
+    phases->first = calloc(steps->count + 2, sizeof(*phases->first));
+    s->phase_step = calloc(steps->count + 2, sizeof(*s->phase_step));
+    phases->bucket = calloc(capacity, sizeof(*phases->bucket));
     if (!phases->first || !phases->bucket || !s->phase_step) return false;
     phases->count = 1; /* the first phase begins with step 0, whatever that reads */
     for (size_t step = 0; step < steps->count; step++) {
@@ -148,10 +148,10 @@ void tdm__prefetch_schedule_release(tdm__prefetch_schedule *schedule)
 bool tdm__prefetch_schedule_same(const tdm__prefetch_schedule *a, const tdm__prefetch_schedule *b)
 {
     const tdm__bucket_lists *x = &a->phases, *y = &b->phases;
-    if (x->count != y->count || memcmp(x->first, y->first, (x->count + 1) * sizeof *x->first) != 0)
+    if (x->count != y->count || memcmp(x->first, y->first, (x->count + 1) * sizeof(*x->first)) != 0)
         return false;
     size_t needs = x->first[x->count];
-    return needs == 0 || memcmp(x->bucket, y->bucket, needs * sizeof *x->bucket) == 0;
+    return needs == 0 || memcmp(x->bucket, y->bucket, needs * sizeof(*x->bucket)) == 0;
 }
 
 /* ---- slots ----------------------------------------------------------------------------------- */
@@ -173,7 +173,7 @@ size_t tdm__prefetch_slots(const tdm__bucket_lists *phases, size_t bucket_count,
 {
     size_t slots = 0;
     for (size_t i = 0; i < bucket_count; i++) slot_of[i] = SIZE_MAX;
-    size_t *taken = calloc(bucket_count + 1, sizeof *taken);
+    size_t *taken = calloc(bucket_count + 1, sizeof(*taken));
     size_t needs = phases->first[phases->count];
     for (size_t i = 0; i < needs; i++) {
         size_t bucket = phases->bucket[i];

@@ -77,7 +77,7 @@ static tdm_status epoch_fence(const tdm_params *store, const tdm__standing *all,
     const tdm__layout *l = store->layout;
     int first = l->first_of_node[l->node], count = l->first_of_node[l->node + 1] - first;
     if (!store->leads) return TDM_OK;
-    int64_t *processes = calloc((size_t)count, sizeof *processes);
+    int64_t *processes = calloc((size_t)count, sizeof(*processes));
     if (!processes) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
     for (int i = 0; i < count; i++) processes[i] = all[first + i].process;
     tdm_status status = tdm__undo_fence(store->undo_log, processes, count, err);
@@ -157,11 +157,11 @@ static tdm_status finisher_do_applies(finisher *f, bool here, tdm_error *err)
     size_t count = f->undo_log->piece_count * TDM_OPTIM_SUMS;
     double *sums = tdm_optimiser_piece_sums(optimiser);
     bool shared = store->layout->node_count > 1 && !store->layout->common;
-    memset(sums, 0, count * sizeof *sums);
+    memset(sums, 0, count * sizeof(*sums));
     for (size_t i = 0; i < f->undo_log->piece_count && here && (store->leads || !shared); i++)
         if (atomic_load(&f->undo_log->marks[i].epoch) == f->begun->epoch)
             memcpy(sums + i * TDM_OPTIM_SUMS, f->undo_log->marks[i].sums,
-                   sizeof f->undo_log->marks[i].sums);
+                   sizeof(f->undo_log->marks[i].sums));
     if (shared)
         TDM_TRY(tdm_group_all_reduce(store->layout->world, NULL, sums, count, TDM_DTYPE_F64,
                                      TDM_REDUCE_SUM, err));
@@ -187,7 +187,7 @@ static tdm_status finisher_map_placed(finisher *f, tdm_error *err)
     for (int slot = 0; slot < TDM__UNDO_MAX_SLOTS; slot++) {
         char name[TDM_SHM_NAME_BYTES];
         void *memory;
-        snprintf(name, sizeof name, TDM__SUMS_NAME, slot);
+        snprintf(name, sizeof(name), TDM__SUMS_NAME, slot);
         tdm_status status = tdm_shm_region_find(f->undo_log->shm, name, NULL, &memory, err);
         if (status == TDM_ERR_NOT_FOUND) continue;
         TDM_TRY(status);
@@ -324,9 +324,9 @@ static tdm_status snapshot_broadcast(tdm_params *store, const tdm__goal *goal, t
     tdm__undo_snapshot snapshot = {0};
     if (store->layout->place == goal->snapshot_offset)
         tdm__undo_snapshot_load(store->undo_log, &snapshot);
-    TDM_TRY(world_broadcast(store, &snapshot, sizeof snapshot, goal->snapshot_offset, err));
+    TDM_TRY(world_broadcast(store, &snapshot, sizeof(snapshot), goal->snapshot_offset, err));
     out->snapshot_order = snapshot.order;
-    memcpy(out->snapshot, snapshot.data, sizeof out->snapshot);
+    memcpy(out->snapshot, snapshot.data, sizeof(out->snapshot));
     return TDM_OK;
 }
 
@@ -339,7 +339,7 @@ static tdm_status goal_reach(tdm_params *store, const tdm__standing *all, const 
         tdm__begun begun = {0};
         const tdm__begun *own = record_find(store->undo_log, goal->changed);
         if (l->place == goal->record_place && own) begun = *own;
-        TDM_TRY(world_broadcast(store, &begun, sizeof begun, goal->record_place, err));
+        TDM_TRY(world_broadcast(store, &begun, sizeof(begun), goal->record_place, err));
         TDM_TRY(update_complete(store, &begun, here, lane_count, &out->recovered_pieces, err));
         out->finished = goal->changed == goal->steps;
         out->lr = begun.lr;
@@ -369,10 +369,10 @@ static tdm_status params_recover(tdm_params *store, tdm__standing *all, int64_t 
     tdm__goal goal;
     all[l->place].process = (int64_t)getpid();
     tdm__undo_test_point(store->undo_log, "recover", 0, 0);
-    TDM_TRY(standing_gather(store, all, sizeof *all, err));
+    TDM_TRY(standing_gather(store, all, sizeof(*all), err));
     TDM_TRY(tdm__params_agree(store, epoch_fence(store, all, err), err));
     standing_read(store, &all[l->place]); /* no process writes any more */
-    TDM_TRY(standing_gather(store, all, sizeof *all, err));
+    TDM_TRY(standing_gather(store, all, sizeof(*all), err));
 
     TDM_TRY(standing_drop_old(store, all, lineage, &out->is_old, err));
     goal_choose(l, all, &goal);
@@ -391,7 +391,7 @@ tdm_status tdm_params_recover(tdm_params *store, int64_t lane_count, uint32_t li
 {
     *out = (tdm_recovery){.found = false};
     if (!store->undo_log) return TDM_OK;
-    tdm__standing *all = calloc((size_t)store->layout->size, sizeof *all);
+    tdm__standing *all = calloc((size_t)store->layout->size, sizeof(*all));
     tdm_status status = all ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
     if (status == TDM_OK) status = tdm__undo_slot_register(store->undo_log, err);
     status = tdm__params_agree(store, status, err);

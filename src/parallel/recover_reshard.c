@@ -74,9 +74,9 @@ static tdm_status resharder_prepare(resharder *c, tdm_error *err)
     const tdm__layout *l = c->store->layout;
     const tdm__undo_log *j = c->store->undo_log;
     size_t max = j->piece_count + j->cell_count + 1;
-    c->items = calloc(max, sizeof *c->items);
+    c->items = calloc(max, sizeof(*c->items));
     c->held = calloc(max * (size_t)l->node_count, 1);
-    c->owner = calloc(max, sizeof *c->owner);
+    c->owner = calloc(max, sizeof(*c->owner));
     c->window = malloc(WINDOW * sizeof(float));
     if (!c->items || !c->held || !c->owner || !c->window)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");

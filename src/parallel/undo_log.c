@@ -32,7 +32,7 @@ static tdm_status region_take(tdm__undo_log *j, const char *name, size_t bytes, 
 {
     void *memory = NULL;
     TDM_TRY(tdm_shm_region_take(j->shm, name, bytes, NULL, &memory, err));
-    memcpy(out, &memory, sizeof memory);
+    memcpy(out, &memory, sizeof(memory));
     return TDM_OK;
 }
 
@@ -46,7 +46,7 @@ tdm_status tdm__undo_log_open(tdm__undo_log *j, size_t piece_count, size_t cell_
     j->piece_count = piece_count;
     j->cell_count = cell_count;
     j->tested = getenv("TANDEM_TEST_KILL") != NULL;
-    snprintf(name, sizeof name, "undo-%d", j->slot);
+    snprintf(name, sizeof(name), "undo-%d", j->slot);
     TDM_TRY(region_take(j, "desk", sizeof(tdm__undo_header), &j->undo_header, err));
     TDM_TRY(region_take(j, "marks", (piece_count + 1) * sizeof(tdm__mark), &j->marks, err));
     TDM_TRY(region_take(j, "cells", (cell_count + 1) * sizeof(*j->cells), &j->cells, err));
@@ -58,7 +58,7 @@ tdm_status tdm__undo_records_of(const tdm__undo_log *j, int slot, tdm__undo_reco
 {
     char name[TDM_SHM_NAME_BYTES];
     void *memory;
-    snprintf(name, sizeof name, "undo-%d", slot);
+    snprintf(name, sizeof(name), "undo-%d", slot);
     size_t bytes;
     *out = NULL;
     tdm_status status = tdm_shm_region_find(j->shm, name, &bytes, &memory, err);
@@ -204,7 +204,7 @@ void tdm__undo_snapshot_save(tdm__undo_log *j, const void *snapshot, size_t byte
         return; /* fenced: the snapshot is not part of the run any more */
     uint32_t turn = 1 - (atomic_load(&slot->snapshot_turn) & 1);
     tdm__undo_snapshot *m = &slot->snapshots[turn];
-    if (bytes > sizeof m->data) bytes = sizeof m->data;
+    if (bytes > sizeof(m->data)) bytes = sizeof(m->data);
     memcpy(m->data, snapshot, bytes);
     m->bytes = bytes;
     m->order = order;
@@ -219,7 +219,7 @@ void tdm__undo_snapshot_load(const tdm__undo_log *j, tdm__undo_snapshot *out)
         const tdm__undo_slot *slot = &j->undo_header->slots[i];
         if (atomic_load(&slot->process) == 0) continue;
         const tdm__undo_snapshot *m = &slot->snapshots[atomic_load(&slot->snapshot_turn) & 1];
-        if (m->order > out->order && m->bytes <= sizeof m->data) *out = *m;
+        if (m->order > out->order && m->bytes <= sizeof(m->data)) *out = *m;
     }
 }
 

@@ -58,7 +58,7 @@ static void host_advise_huge_pages(const tdm__host *host)
     char text[128] = "";
     int fd = open("/sys/kernel/mm/transparent_hugepage/shmem_enabled", O_RDONLY | O_CLOEXEC);
     if (fd < 0) return;
-    ssize_t got = read(fd, text, sizeof text - 1);
+    ssize_t got = read(fd, text, sizeof(text) - 1);
     close(fd);
     text[got > 0 ? got : 0] = '\0';
     if (!strstr(text, "[advise]") && !strstr(text, "[always]") && !strstr(text, "[within_size]"))
@@ -147,7 +147,7 @@ tdm_status tdm__host_enter(tdm__host *host, tdm_error *err)
     tdm__host_cell *cell = &host->cells[host->index];
     cpu_set_t set;
     CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_SET(0, &set);
+    if (sched_getaffinity(0, sizeof(set), &set) != 0) CPU_SET(0, &set);
     int allowed = 0;
     for (int cpu = 0; cpu < TDM__HOST_MASK_WORDS * 64 && cpu < CPU_SETSIZE; cpu++) {
         if (!CPU_ISSET(cpu, &set)) continue;
@@ -208,14 +208,14 @@ tdm_status tdm__host_create(const tdm__host_options *options, tdm__host **out, u
 {
     int index = 0;
     TDM_TRY(options_check(options, &index, err));
-    tdm__host *host = calloc(1, sizeof *host);
-    int *ranks = calloc((size_t)options->count, sizeof *ranks);
+    tdm__host *host = calloc(1, sizeof(*host));
+    int *ranks = calloc((size_t)options->count, sizeof(*ranks));
     if (!host || !ranks) {
         free(host);
         free(ranks);
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the ranks of this host");
     }
-    memcpy(ranks, options->ranks, (size_t)options->count * sizeof *ranks);
+    memcpy(ranks, options->ranks, (size_t)options->count * sizeof(*ranks));
     *host = (tdm__host){.index = index,
                         .count = options->count,
                         .ranks = ranks,
@@ -261,7 +261,7 @@ void tdm__host_destroy(tdm__host *host)
     if (!host) return;
     if (host->base) munmap(host->base, host->at.end);
     const int fds[] = {host->memory_fd, host->listen_fd, host->bell_fd, host->ring_fd};
-    for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++)
+    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
         if (fds[i] >= 0) close(fds[i]);
     free(host->ranks);
     free(host);

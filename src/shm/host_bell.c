@@ -121,7 +121,7 @@ static void bell_drain(int fd)
 {
     char byte;
     for (int i = 0; i < MAX_DRAIN; i++)
-        if (recv(fd, &byte, sizeof byte, MSG_DONTWAIT) < 0) return;
+        if (recv(fd, &byte, sizeof(byte), MSG_DONTWAIT) < 0) return;
 }
 
 int tdm__host_arm(tdm__host *host, uint32_t bell)

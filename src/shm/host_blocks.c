@@ -71,14 +71,14 @@ static int extent_compare(const void *a, const void *b)
 static uint64_t table_find_gap(const tdm__host *host, uint32_t high, extent within, uint64_t pages,
                                uint64_t align)
 {
-    extent *used = malloc(((size_t)high + 1) * sizeof *used);
+    extent *used = malloc(((size_t)high + 1) * sizeof(*used));
     if (!used) return UINT64_MAX;
     size_t count = 0;
     for (uint32_t i = 0; i < high; i++) {
         uint64_t record = atomic_load_explicit(&host->records[i], memory_order_acquire);
         if (record) used[count++] = (extent){record_first(record), record_end(record)};
     }
-    if (count) qsort(used, count, sizeof *used, extent_compare);
+    if (count) qsort(used, count, sizeof(*used), extent_compare);
     uint64_t at = tdm__host_round(within.first, align);
     for (size_t i = 0; i < count; i++) {
         if (used[i].end <= at) continue;

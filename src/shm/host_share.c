@@ -47,7 +47,7 @@ typedef enum note_step { STEP_HELLO = 1, STEP_MEMORY, STEP_READY, STEP_GO } note
 size_t tdm__host_draw_name(const char *what, char name[TDM__MAX_HOST_NAME])
 {
     uint64_t drawn[2] = {0};
-    if (tdm_os_random(drawn, sizeof drawn, NULL) != TDM_OK) {
+    if (tdm_os_random(drawn, sizeof(drawn), NULL) != TDM_OK) {
         drawn[0] = tdm_clock_ns();
         drawn[1] = (uint64_t)getpid();
     }
@@ -82,15 +82,15 @@ tdm_status tdm__host_listen(tdm__host *host, tdm_error *err)
 static bool socket_is_same_user(int fd)
 {
     struct ucred peer;
-    socklen_t bytes = sizeof peer;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && bytes == sizeof peer &&
+    socklen_t bytes = sizeof(peer);
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && bytes == sizeof(peer) &&
            peer.uid == geteuid();
 }
 
 /* Sends a note, with `memory_fd` unless it is -1. It fits into the buffer of any new socket. */
 static bool note_send(int fd, const note *n, int memory_fd)
 {
-    struct iovec io = {.iov_base = (void *)n, .iov_len = sizeof *n};
+    struct iovec io = {.iov_base = (void *)n, .iov_len = sizeof(*n)};
     union {
         struct cmsghdr align;
         char space[CMSG_SPACE(sizeof(int))];
@@ -98,7 +98,7 @@ static bool note_send(int fd, const note *n, int memory_fd)
     struct msghdr message = {.msg_iov = &io, .msg_iovlen = 1};
     if (memory_fd >= 0) {
         message.msg_control = control.space;
-        message.msg_controllen = sizeof control.space;
+        message.msg_controllen = sizeof(control.space);
         struct cmsghdr *c = CMSG_FIRSTHDR(&message);
         c->cmsg_level = SOL_SOCKET;
         c->cmsg_type = SCM_RIGHTS;
@@ -108,7 +108,7 @@ static bool note_send(int fd, const note *n, int memory_fd)
     ssize_t sent;
     do sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
-    return sent == (ssize_t)sizeof *n;
+    return sent == (ssize_t)sizeof(*n);
 }
 
 static note note_of(const tdm__host *host, note_step step, bool bad)
@@ -182,7 +182,7 @@ static void guest_on_note(party *p, guest *g)
 
 static void guest_read(party *p, guest *g)
 {
-    ssize_t got = recv(g->fd, (uint8_t *)&g->heard + g->got, sizeof g->heard - g->got,
+    ssize_t got = recv(g->fd, (uint8_t *)&g->heard + g->got, sizeof(g->heard) - g->got,
                        MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) {
@@ -194,7 +194,7 @@ static void guest_read(party *p, guest *g)
         return;
     }
     g->got += (size_t)got;
-    if (g->got == sizeof g->heard) guest_on_note(p, g);
+    if (g->got == sizeof(g->heard)) guest_on_note(p, g);
 }
 
 static void party_accept(party *p)
@@ -248,9 +248,9 @@ static tdm_status party_fail_missing(const party *p, tdm_error *err)
                         p->host->ranks[p->failed_place]);
     char list[200] = "";
     size_t length = 0;
-    for (int i = 1; i < p->host->count && length < sizeof list - 24; i++)
+    for (int i = 1; i < p->host->count && length < sizeof(list) - 24; i++)
         if (!p->seen[i])
-            length += (size_t)snprintf(list + length, sizeof list - length, "%s%d",
+            length += (size_t)snprintf(list + length, sizeof(list) - length, "%s%d",
                                        length ? ", " : "", p->host->ranks[i]);
     return tdm_fail(
         err, TDM_ERR_PEER_TIMEOUT,
@@ -343,7 +343,7 @@ static int message_take_fd(struct msghdr *message)
     for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c))
         if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
             c->cmsg_len == CMSG_LEN(sizeof(int)))
-            memcpy(&fd, CMSG_DATA(c), sizeof fd);
+            memcpy(&fd, CMSG_DATA(c), sizeof(fd));
     return fd;
 }
 
@@ -353,7 +353,7 @@ static tdm_status host_read_note(tdm__host *host, int fd, note_step step, note *
 {
     double until_s = tdm_clock_s() + JOIN_S;
     size_t got = 0;
-    while (got < sizeof *out) {
+    while (got < sizeof(*out)) {
         double left_s = until_s - tdm_clock_s();
         if (left_s <= 0)
             return tdm_fail(
@@ -368,11 +368,11 @@ static tdm_status host_read_note(tdm__host *host, int fd, note_step step, note *
             struct cmsghdr align;
             char space[CMSG_SPACE(sizeof(int))];
         } control;
-        struct iovec io = {.iov_base = (uint8_t *)out + got, .iov_len = sizeof *out - got};
+        struct iovec io = {.iov_base = (uint8_t *)out + got, .iov_len = sizeof(*out) - got};
         struct msghdr message = {.msg_iov = &io,
                                  .msg_iovlen = 1,
                                  .msg_control = control.space,
-                                 .msg_controllen = sizeof control.space};
+                                 .msg_controllen = sizeof(control.space)};
         ssize_t read_bytes = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         if (read_bytes < 0 && (errno == EAGAIN || errno == EINTR)) continue;
         if (read_bytes <= 0)

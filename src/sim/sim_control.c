@@ -25,7 +25,7 @@ void tdm__sim_news_release(tdm__sim_news *news)
 static tdm__sim_news *news_create(tdm__sim *sim, tdm__news news)
 {
     size_t length = strlen(news.text);
-    tdm__sim_news *copy = malloc(sizeof *copy + length + 1);
+    tdm__sim_news *copy = malloc(sizeof(*copy) + length + 1);
     if (!copy) {
         sim->no_memory = true;
         return NULL;
@@ -92,7 +92,7 @@ static void exchange_end(tdm__sim *sim, int rank, int missing, double time_s)
 void tdm__sim_tell_lost(tdm__sim *sim, int who)
 {
     char text[96];
-    snprintf(text, sizeof text, "it crashed at %.6f s of simulated time", sim->now_s);
+    snprintf(text, sizeof(text), "it crashed at %.6f s of simulated time", sim->now_s);
     tdm__sim_news *news = news_create(
         sim, (tdm__news){.kind = TDM__NEWS_LOST, .rank = who, .text = text});
     if (!news) return;
@@ -124,7 +124,7 @@ static void news_deliver(tdm__sim *sim, int to, tdm__sim_news *news)
         if (isfinite(open_s)) news_send_one(sim, to, news, open_s + sim->options.latency_s);
         return;
     }
-    struct tdm__sim_datagram *letter = malloc(sizeof *letter);
+    struct tdm__sim_datagram *letter = malloc(sizeof(*letter));
     if (!letter) {
         sim->no_memory = true;
         return;
@@ -216,7 +216,7 @@ static tdm_status exchange_copy_result(const tdm__sim *sim, uint8_t ***out_all, 
     size_t total = block_aligned_bytes(size * sizeof(uint8_t *));
     for (size_t i = 0; i < size; i++) total += block_aligned_bytes(sim->met_bytes[i]);
     uint8_t **all = malloc(total);
-    size_t *bytes = malloc(size * sizeof *bytes);
+    size_t *bytes = malloc(size * sizeof(*bytes));
     if (!all || !bytes) {
         free(all);
         free(bytes);
@@ -301,7 +301,7 @@ static void rank_describe(const tdm__sim *sim, int from, int about, char *out, s
         return;
     }
     if (rank->control && rank->control->events.describe)
-        rank->control->events.describe(rank->control->events.user, last, sizeof last);
+        rank->control->events.describe(rank->control->events.user, last, sizeof(last));
     if (rank->state == TDM__SIM_CRASHED)
         snprintf(out, bytes, "rank %d: %s; stopped %.3g s ago", about, last,
                  sim->now_s - rank->stopped_s);
@@ -321,7 +321,7 @@ static void sim_report(tdm__control *control, const int *ranks, int count, char 
     out[0] = 0;
     for (int i = 0; i < count && used + 1 < bytes; i++) {
         char line[400];
-        rank_describe(rank->sim, rank->rank, ranks[i], line, sizeof line);
+        rank_describe(rank->sim, rank->rank, ranks[i], line, sizeof(line));
         int length = snprintf(out + used, bytes - used, "%s%s", i > 0 ? "; " : "", line);
         if (length < 0) break;
         used += (size_t)length;
@@ -347,7 +347,7 @@ static const tdm__control_ops control_ops = {
 
 tdm_status tdm__sim_control_make(tdm__sim_rank *rank, tdm__control **out, tdm_error *err)
 {
-    tdm__sim_control *control = calloc(1, sizeof *control);
+    tdm__sim_control *control = calloc(1, sizeof(*control));
     if (!control)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for rank %d", rank->rank);
     control->base = (tdm__control){.ops = &control_ops,

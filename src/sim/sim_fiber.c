@@ -58,7 +58,7 @@ tdm_status tdm__fibers_init(tdm__fibers *fibers, int count, size_t stack_bytes, 
     size_t bytes = (stack_bytes + page - 1) / page * page;
     *fibers = (tdm__fibers){.stack_bytes = bytes, .pitch = bytes + page, .count = count};
     fibers->region_bytes = fibers->pitch * (size_t)count;
-    fibers->list = calloc((size_t)count, sizeof *fibers->list);
+    fibers->list = calloc((size_t)count, sizeof(*fibers->list));
     if (!fibers->list)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for %d coroutines", count);
 

@@ -25,7 +25,7 @@ void tdm__sim_post(tdm__sim *sim, tdm__sim_event event)
 {
     if (sim->heap_count == sim->heap_capacity) {
         size_t capacity = sim->heap_capacity ? 2 * sim->heap_capacity : 256;
-        tdm__sim_event *heap = realloc(sim->heap, capacity * sizeof *heap);
+        tdm__sim_event *heap = realloc(sim->heap, capacity * sizeof(*heap));
         if (!heap) {
             sim->no_memory = true;
             tdm__sim_event_release(&event);

@@ -15,7 +15,7 @@
 static tdm_status rank_open_comm(tdm__sim_rank *rank, tdm_error *err)
 {
     const tdm_sim_options *o = &rank->sim->options;
-    int *host_of = malloc((size_t)o->size * sizeof *host_of);
+    int *host_of = malloc((size_t)o->size * sizeof(*host_of));
     if (!host_of)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for rank %d", rank->rank);
     for (int i = 0; i < o->size; i++) host_of[i] = i / o->ranks_per_host;

@@ -23,14 +23,15 @@ static uint64_t hash_mix(uint64_t hash, uint64_t word)
 static void sim_hash_event(tdm__sim *sim, const tdm__sim_event *event)
 {
     uint64_t bits;
-    memcpy(&bits, &event->time_s, sizeof bits);
+    memcpy(&bits, &event->time_s, sizeof(bits));
     uint64_t hash = hash_mix(sim->result.hash, bits);
     hash = hash_mix(hash, ((uint64_t)event->kind << 32) + (uint32_t)event->rank);
     hash = hash_mix(hash, (uint32_t)event->other);
     if (event->message) {
         uint64_t words[sizeof(tdm__head) / sizeof(uint64_t)];
-        memcpy(words, &event->message->head, sizeof words);
-        for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) hash = hash_mix(hash, words[i]);
+        memcpy(words, &event->message->head, sizeof(words));
+        for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+            hash = hash_mix(hash, words[i]);
     }
     if (event->news)
         hash = hash_mix(hash, ((uint64_t)event->news->news.kind << 48) ^
@@ -211,7 +212,7 @@ static tdm_status options_check(tdm_sim_options *o, tdm_error *err)
                         TDM_MAX_RANKS);
     double *times[] = {&o->latency_s, &o->jitter_s,   &o->bandwidth, &o->resend_s,
                        &o->detect_s,  &o->deadline_s, &o->max_s};
-    for (size_t i = 0; i < sizeof times / sizeof times[0]; i++)
+    for (size_t i = 0; i < sizeof(times) / sizeof(times[0]); i++)
         if (!option_is_valid(*times[i]))
             return tdm_fail(err, TDM_ERR_RANGE,
                             "sim: times and bandwidth must be finite and not negative");
@@ -243,12 +244,12 @@ tdm_status tdm__sim_init(tdm__sim *sim, const tdm_sim_options *options, tdm_erro
         (tdm_rng_address){.seed = sim->options.seed, .stream = TDM_RNG_STREAM_USER});
     sim->world = tdm_rng_u32(&sim->rng);
 
-    sim->ranks = calloc(size, sizeof *sim->ranks);
-    sim->vanished = calloc((size_t)sim->options.fault_count + 1, sizeof *sim->vanished);
-    sim->meeting = calloc(size, sizeof *sim->meeting);
-    sim->meeting_bytes = calloc(size, sizeof *sim->meeting_bytes);
-    sim->met = calloc(size, sizeof *sim->met);
-    sim->met_bytes = calloc(size, sizeof *sim->met_bytes);
+    sim->ranks = calloc(size, sizeof(*sim->ranks));
+    sim->vanished = calloc((size_t)sim->options.fault_count + 1, sizeof(*sim->vanished));
+    sim->meeting = calloc(size, sizeof(*sim->meeting));
+    sim->meeting_bytes = calloc(size, sizeof(*sim->meeting_bytes));
+    sim->met = calloc(size, sizeof(*sim->met));
+    sim->met_bytes = calloc(size, sizeof(*sim->met_bytes));
     if (!sim->ranks || !sim->vanished || !sim->meeting || !sim->meeting_bytes || !sim->met ||
         !sim->met_bytes) {
         tdm__sim_release(sim);

@@ -62,7 +62,7 @@ static void rank_put_note(tdm__sim_rank *rank, tdm__sim_note_kind kind, tdm_stat
                           tdm__arrival *message)
 {
     if (rank->no_transport) return;
-    tdm__sim_note *note = malloc(sizeof *note);
+    tdm__sim_note *note = malloc(sizeof(*note));
     if (!note) {
         rank->sim->no_memory = true;
         return;
@@ -134,7 +134,7 @@ static tdm__arrival *message_create(const tdm__sim_rank *rank, int peer, const t
 {
     bool eager = head->bytes <= TDM__SIM_EAGER_BYTES;
     size_t carried = eager ? (size_t)head->bytes : 0;
-    tdm__arrival *message = malloc(sizeof *message + carried);
+    tdm__arrival *message = malloc(sizeof(*message) + carried);
     if (!message) return NULL;
     *message = (tdm__arrival){.sim = rank->sim,
                               .references = 1,
@@ -369,7 +369,7 @@ tdm_status tdm__sim_transport_make(void *context, const tdm__transport_events *e
                                    tdm__transport **out, tdm_error *err)
 {
     tdm__sim_rank *rank = context;
-    tdm__sim_transport *transport = calloc(1, sizeof *transport);
+    tdm__sim_transport *transport = calloc(1, sizeof(*transport));
     if (!transport)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for rank %d", rank->rank);
     transport->base.ops = &tdm__transport_sim;

@@ -40,17 +40,17 @@ static const char *name_in(const char *const *names, size_t count, size_t index)
 
 const char *tdm_call_kind_name(tdm_call_kind kind)
 {
-    return name_in(kind_names, sizeof kind_names / sizeof kind_names[0], (size_t)kind);
+    return name_in(kind_names, sizeof(kind_names) / sizeof(kind_names[0]), (size_t)kind);
 }
 
 const char *tdm_reduce_name(tdm_reduce reduce)
 {
-    return name_in(reduce_names, sizeof reduce_names / sizeof reduce_names[0], (size_t)reduce);
+    return name_in(reduce_names, sizeof(reduce_names) / sizeof(reduce_names[0]), (size_t)reduce);
 }
 
 const char *tdm_algorithm_name(tdm_algorithm algorithm)
 {
-    return name_in(algorithm_names, sizeof algorithm_names / sizeof algorithm_names[0],
+    return name_in(algorithm_names, sizeof(algorithm_names) / sizeof(algorithm_names[0]),
                    (size_t)algorithm);
 }
 

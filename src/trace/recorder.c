@@ -40,7 +40,7 @@ static uint64_t now_ns(const tdm__recorder *r)
 
 static void fill_header(tdm__trace_header *h, const tdm__recorder_options *options)
 {
-    memcpy(h->magic, TDM__TRACE_MAGIC, sizeof h->magic);
+    memcpy(h->magic, TDM__TRACE_MAGIC, sizeof(h->magic));
     h->version = TDM__TRACE_VERSION;
     h->header_bytes = TDM__TRACE_HEADER_BYTES;
     h->event_bytes = sizeof(tdm_trace_event);
@@ -54,9 +54,10 @@ static void fill_header(tdm__trace_header *h, const tdm__recorder_options *optio
     clock_gettime(CLOCK_REALTIME, &wall);
     h->clock_ns = tdm_clock_ns();
     h->unix_ns = (uint64_t)wall.tv_sec * 1000000000u + (uint64_t)wall.tv_nsec;
-    if (gethostname(h->host, sizeof h->host) != 0) h->host[0] = '\0';
-    h->host[sizeof h->host - 1] = '\0';
-    snprintf(h->transport, sizeof h->transport, "%s", options->transport ? options->transport : "");
+    if (gethostname(h->host, sizeof(h->host)) != 0) h->host[0] = '\0';
+    h->host[sizeof(h->host) - 1] = '\0';
+    snprintf(h->transport, sizeof(h->transport), "%s",
+             options->transport ? options->transport : "");
     tdm__trace_boot(h->boot);
     h->check = tdm__trace_header_sum(h);
 }
@@ -131,7 +132,7 @@ static void recorder_release(tdm__recorder *r)
 tdm_status tdm__recorder_create(const tdm__recorder_options *options, tdm__recorder **out,
                                 tdm_error *err)
 {
-    tdm__recorder *r = calloc(1, sizeof *r);
+    tdm__recorder *r = calloc(1, sizeof(*r));
     if (!r) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the recorder");
     r->now_ns = options->now_ns;
     r->user = options->user;
@@ -178,9 +179,9 @@ void tdm__record(tdm__recorder *recorder, tdm_trace_event event)
     uint32_t stamp = tdm__trace_stamp(number);
     _Atomic uint64_t *words = ring->words[number % TDM_TRACE_EVENTS];
     if (!take_slot(&words[TDM__TRACE_SEAL], stamp)) return;
-    memset(event.reserved, 0, sizeof event.reserved);
+    memset(event.reserved, 0, sizeof(event.reserved));
     uint64_t copy[TDM__TRACE_WORDS];
-    memcpy(copy, &event, sizeof copy);
+    memcpy(copy, &event, sizeof(copy));
     atomic_thread_fence(memory_order_release); /* the busy bit becomes visible before any word */
     for (int i = 0; i < TDM__TRACE_WORDS; i++)
         if (i != TDM__TRACE_SEAL) atomic_store_explicit(&words[i], copy[i], memory_order_relaxed);
@@ -242,7 +243,7 @@ const char *tdm__recorder_last(const tdm__recorder *recorder, char *out, size_t 
 {
     if (bytes == 0) return out;
     out[0] = '\0';
-    tdm__stand *stand = calloc(1, sizeof *stand);
+    tdm__stand *stand = calloc(1, sizeof(*stand));
     if (!stand) return out;
     uint64_t head, number = ring_oldest(recorder, TDM_TRACE_EVENTS, &head);
     tdm_trace_event event;
@@ -281,7 +282,7 @@ static bool same_file(const char *a, const char *b)
 /* A copy of the ring in which every event is complete or marked as busy. */
 static tdm__trace_ring *copy_ring(const tdm__trace_ring *ring)
 {
-    tdm__trace_ring *copy = calloc(1, sizeof *copy);
+    tdm__trace_ring *copy = calloc(1, sizeof(*copy));
     if (!copy) return NULL;
     memcpy(copy->page, ring->page, offsetof(tdm__trace_header, head));
     uint64_t head = atomic_load_explicit(&ring->header.head, memory_order_acquire);
@@ -294,7 +295,7 @@ static tdm__trace_ring *copy_ring(const tdm__trace_ring *ring)
         if (!tdm__trace_copy(ring, n, &event)) continue;
         uint32_t stamp = tdm__trace_stamp(n);
         for (int i = 0; i < 3; i++) event.reserved[i] = (uint8_t)(stamp >> 8 * i);
-        memcpy((void *)copy->words[n % TDM_TRACE_EVENTS], &event, sizeof event);
+        memcpy((void *)copy->words[n % TDM_TRACE_EVENTS], &event, sizeof(event));
     }
     return copy;
 }
@@ -307,11 +308,11 @@ tdm_status tdm__recorder_dump(const tdm__recorder *recorder, const char *dir, td
     if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a path below %s", dir);
     tdm_status status = TDM_OK;
     if (recorder->path && same_file(path, recorder->path)) {
-        if (msync(recorder->ring, sizeof *ring, MS_ASYNC) != 0)
+        if (msync(recorder->ring, sizeof(*ring), MS_ASYNC) != 0)
             status = tdm_os_fail(err, "cannot flush", path);
     } else {
         tdm__trace_ring *copy = copy_ring(ring);
-        status = copy ? tdm_file_replace(path, copy, sizeof *copy, err)
+        status = copy ? tdm_file_replace(path, copy, sizeof(*copy), err)
                       : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to copy the trace to %s", dir);
         free(copy);
     }

@@ -38,8 +38,8 @@ static void compare_copies(tdm__trace_ring *first, const tdm__trace_ring *second
 {
     for (size_t i = 0; i < TDM_TRACE_EVENTS; i++)
         if (memcmp((const void *)first->words[i], (const void *)second->words[i],
-                   sizeof first->words[i]) != 0)
-            memset((void *)first->words[i], 0xff, sizeof first->words[i]);
+                   sizeof(first->words[i])) != 0)
+            memset((void *)first->words[i], 0xff, sizeof(first->words[i]));
 }
 
 static tdm_status read_copies(int fd, const char *path, tdm__trace_ring copies[2],
@@ -50,7 +50,7 @@ static tdm_status read_copies(int fd, const char *path, tdm__trace_ring copies[2
     if (!S_ISREG(info.st_mode))
         return tdm_fail(err, TDM_ERR_FORMAT, "%s: not a regular file", path);
     ssize_t count = 0;
-    for (int i = 0; i < 2 && count >= 0; i++) count = read_whole(fd, &copies[i], sizeof copies[i]);
+    for (int i = 0; i < 2 && count >= 0; i++) count = read_whole(fd, &copies[i], sizeof(copies[i]));
     if (count < 0) return tdm_os_fail(err, "cannot read", path);
     compare_copies(&copies[0], &copies[1]);
     return tdm__trace_parse(&copies[0], (size_t)count, path, out, err);
@@ -58,7 +58,7 @@ static tdm_status read_copies(int fd, const char *path, tdm__trace_ring copies[2
 
 static tdm_status read_file(const char *path, tdm__trace_parsed *out, tdm_error *err)
 {
-    tdm__trace_ring *copies = calloc(2, sizeof *copies);
+    tdm__trace_ring *copies = calloc(2, sizeof(*copies));
     if (!copies) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory to read the trace", path);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     tdm_status status = fd < 0 ? tdm_os_fail(err, "cannot open", path)
@@ -105,7 +105,7 @@ static tdm_status trace_list_files(const char *dir, tdm_arena *arena, const char
 static tdm_status read_all(const char *dir, const char *const *names, size_t count,
                            tdm_arena *arena, tdm_trace *trace, tdm_error *err)
 {
-    trace->parts = calloc(count_names(names, count), sizeof *trace->parts);
+    trace->parts = calloc(count_names(names, count), sizeof(*trace->parts));
     if (!trace->parts) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for traces", dir);
     tdm_error why = {0};
     for (size_t i = 0; i < count; i++) {
@@ -197,7 +197,7 @@ static void trace_check_processes(tdm_trace *trace)
 tdm_status tdm_trace_open(const char *dir, tdm_trace **out, tdm_error *err)
 {
     tdm_arena *arena = tdm_arena_create("trace");
-    tdm_trace *trace = calloc(1, sizeof *trace);
+    tdm_trace *trace = calloc(1, sizeof(*trace));
     tdm_status status;
     const char *const *names = NULL;
     const char *found = NULL;
@@ -208,7 +208,7 @@ tdm_status tdm_trace_open(const char *dir, tdm_trace **out, tdm_error *err)
         status = trace_list_files(dir, arena, &found, &names, &count, err);
     if (status == TDM_OK) status = read_all(found, names, count, arena, trace, err);
     if (status == TDM_OK) {
-        qsort(trace->parts, trace->count, sizeof *trace->parts, by_rank_and_age);
+        qsort(trace->parts, trace->count, sizeof(*trace->parts), by_rank_and_age);
         keep_newest_world(trace, found);
         align_clocks(trace);
         trace_check_processes(trace);

@@ -26,7 +26,7 @@ typedef enum regard {
 
 static void stand_of(const tdm_trace_rank *r, tdm__stand *stand)
 {
-    memset(stand, 0, sizeof *stand);
+    memset(stand, 0, sizeof(*stand));
     for (size_t i = 0; i < r->event_count; i++) tdm__stand_fold(stand, &r->events[i]);
 }
 
@@ -87,9 +87,9 @@ static void infer_waits(const tdm_trace *trace, const tdm_trace_rank *r, tdm_tra
 
 void tdm_trace_stand_of(const tdm_trace *trace, size_t index, tdm_trace_stand *out)
 {
-    memset(out, 0, sizeof *out);
+    memset(out, 0, sizeof(*out));
     const tdm_trace_rank *r = tdm_trace_rank_at(trace, index);
-    tdm__stand *stand = calloc(1, sizeof *stand);
+    tdm__stand *stand = calloc(1, sizeof(*stand));
     if (!r || !stand) {
         free(stand);
         return;
@@ -299,10 +299,10 @@ void tdm_trace_summary(const tdm_trace *trace, tdm_str *out)
 {
     size_t count = trace->count;
     blame b = {.trace = trace,
-               .stands = calloc(count, sizeof *b.stands),
-               .guilty = calloc(count, sizeof *b.guilty),
-               .missing = calloc(count, sizeof *b.missing),
-               .visit = calloc(count, sizeof *b.visit)};
+               .stands = calloc(count, sizeof(*b.stands)),
+               .guilty = calloc(count, sizeof(*b.guilty)),
+               .missing = calloc(count, sizeof(*b.missing)),
+               .visit = calloc(count, sizeof(*b.visit))};
     if (b.stands && b.guilty && b.missing && b.visit)
         add_blame(&b, out);
     else

@@ -129,7 +129,7 @@ static int row_of(drawing *d, const tdm_trace_event *e, int64_t at_ns)
     }
     if (spare < 0) return -1;
     char name[32];
-    snprintf(name, sizeof name, spare == 0 ? "calls" : "calls, row %d", spare + 1);
+    snprintf(name, sizeof(name), spare == 0 ? "calls" : "calls, row %d", spare + 1);
     name_row(d, spare, &d->row_named[spare], name);
     d->rows[spare] = (row){.used = true, .call = *e, .begin_ns = at_ns};
     if (e->kind != TDM_TRACE_BEGIN) d->rows[spare].call.bytes = 0;
@@ -159,7 +159,7 @@ static void add_end_point(drawing *d, const tdm_trace_event *e, int64_t at_ns, i
     if (e->peer < 0) return;
     if (d->end_count == d->end_capacity) {
         size_t capacity = d->end_capacity ? d->end_capacity * 2 : 1024;
-        end_point *ends = realloc(d->ends, capacity * sizeof *ends);
+        end_point *ends = realloc(d->ends, capacity * sizeof(*ends));
         if (!ends) {
             d->w.out->failed = true;
             return;
@@ -232,11 +232,11 @@ static void draw_event(drawing *d, const tdm_trace_event *e)
 static void draw_rank(drawing *d, const tdm_trace_rank *rank)
 {
     d->rank = rank;
-    memset(d->rows, 0, sizeof d->rows);
-    memset(d->row_named, 0, sizeof d->row_named);
+    memset(d->rows, 0, sizeof(d->rows));
+    memset(d->row_named, 0, sizeof(d->row_named));
     d->adds_named = d->marks_named = false;
     char name[192];
-    snprintf(name, sizeof name, "rank %d (%s, process %lld, %s)", rank->rank, rank->host,
+    snprintf(name, sizeof(name), "rank %d (%s, process %lld, %s)", rank->rank, rank->host,
              (long long)rank->pid, rank->transport);
     drawing_meta(d, "process_name", 0, name);
     begin_event(d, "M", "process_sort_index", rank->rank, 0);
@@ -293,7 +293,7 @@ static void draw_end(drawing *d, const end_point *e, uint64_t id)
 static void draw_arrows(drawing *d)
 {
     if (d->end_count == 0) return;
-    qsort(d->ends, d->end_count, sizeof *d->ends, compare_ends);
+    qsort(d->ends, d->end_count, sizeof(*d->ends), compare_ends);
     uint64_t id = 0;
     for (size_t first = 0, last; first < d->end_count; first = last) {
         size_t arrivals = first;
@@ -326,7 +326,7 @@ static void drawing_measure(drawing *d)
 
 void tdm_trace_chrome(const tdm_trace *trace, tdm_str *out)
 {
-    drawing *d = calloc(1, sizeof *d);
+    drawing *d = calloc(1, sizeof(*d));
     if (!d) {
         out->failed = true;
         return;

@@ -38,7 +38,7 @@ bool tdm__trace_copy(const tdm__trace_ring *ring, uint64_t number, tdm_trace_eve
     atomic_thread_fence(memory_order_acquire);
     if (atomic_load_explicit(&words[TDM__TRACE_SEAL], memory_order_relaxed) != seal) return false;
     copy[TDM__TRACE_SEAL] = seal & ~((uint64_t)TDM__TRACE_STAMPS << TDM__TRACE_STAMP_AT);
-    memcpy(out, copy, sizeof copy);
+    memcpy(out, copy, sizeof(copy));
     return true;
 }
 
@@ -62,10 +62,10 @@ uint64_t tdm__trace_pid_start(int64_t pid)
 {
     char path[64], text[1024];
     if (pid == 0)
-        snprintf(path, sizeof path, "/proc/self/stat");
+        snprintf(path, sizeof(path), "/proc/self/stat");
     else
-        snprintf(path, sizeof path, "/proc/%lld/stat", (long long)pid);
-    if (read_text(path, text, sizeof text) == 0) return 0;
+        snprintf(path, sizeof(path), "/proc/%lld/stat", (long long)pid);
+    if (read_text(path, text, sizeof(text)) == 0) return 0;
     const char *at = strrchr(text, ')'); /* the name may contain anything; numbers follow it */
     if (!at || at[1] != ' ' || at[2] == 'Z') return 0; /* a zombie is not running */
     at++;
@@ -85,7 +85,7 @@ static void copy_text(char *out, const char *in, size_t bytes)
 static tdm_status check_header(const tdm__trace_header *h, size_t count, const char *name,
                                tdm_error *err)
 {
-    if (count < sizeof *h || memcmp(h->magic, TDM__TRACE_MAGIC, sizeof h->magic) != 0)
+    if (count < sizeof(*h) || memcmp(h->magic, TDM__TRACE_MAGIC, sizeof(h->magic)) != 0)
         return tdm_fail(err, TDM_ERR_FORMAT, "%s: not a Tandem trace", name);
     if (h->version != TDM__TRACE_VERSION)
         return tdm_fail(err, TDM_ERR_FORMAT,
@@ -128,13 +128,13 @@ static size_t copy_events(const tdm__trace_ring *ring, int size, tdm_trace_event
 tdm_status tdm__trace_parse(const void *bytes, size_t count, const char *name,
                             tdm__trace_parsed *out, tdm_error *err)
 {
-    tdm__trace_ring *ring = calloc(1, sizeof *ring); /* aligned, and long enough */
-    tdm_trace_event *events = calloc(TDM_TRACE_EVENTS, sizeof *events);
+    tdm__trace_ring *ring = calloc(1, sizeof(*ring)); /* aligned, and long enough */
+    tdm_trace_event *events = calloc(TDM_TRACE_EVENTS, sizeof(*events));
     tdm_status status = TDM_ERR_NO_MEMORY;
     if (!ring || !events) {
         tdm_fail(err, status, "%s: no memory to read the trace", name);
     } else {
-        memcpy((void *)ring, bytes, count < sizeof *ring ? count : sizeof *ring);
+        memcpy((void *)ring, bytes, count < sizeof(*ring) ? count : sizeof(*ring));
         status = check_header(&ring->header, count, name, err);
     }
 
@@ -153,9 +153,9 @@ tdm_status tdm__trace_parse(const void *bytes, size_t count, const char *name,
                      .lost_count = head > TDM_TRACE_EVENTS ? head - TDM_TRACE_EVENTS : 0,
                      .event_count = copy_events(ring, h->size, events),
                      .events = events}};
-        copy_text(out->rank.host, h->host, sizeof h->host);
-        copy_text(out->rank.transport, h->transport, sizeof h->transport);
-        copy_text(out->boot, h->boot, sizeof h->boot);
+        copy_text(out->rank.host, h->host, sizeof(h->host));
+        copy_text(out->rank.transport, h->transport, sizeof(h->transport));
+        copy_text(out->boot, h->boot, sizeof(h->boot));
     } else {
         free(events);
     }

@@ -42,7 +42,7 @@ static const struct {
     const char *name;
     int number;
 } names[] = {{"USR1", SIGUSR1}, {"USR2", SIGUSR2}, {"QUIT", SIGQUIT}, {"HUP", SIGHUP}};
-enum { NAME_COUNT = sizeof names / sizeof names[0] };
+enum { NAME_COUNT = sizeof(names) / sizeof(names[0]) };
 
 /* Other signals cannot be blocked, indicate a crash, or have a defined meaning. */
 static bool signal_fits(long number)
@@ -99,7 +99,7 @@ static void dumper_dump(const tdm__dumper *d)
     char last[512];
     tdm_error err;
     tdm_log(TDM_LOG_INFO, "trace", "on signal %d: this rank %s", d->signal_number,
-            tdm__recorder_last(d->recorder, last, sizeof last));
+            tdm__recorder_last(d->recorder, last, sizeof(last)));
     tdm__recorder_log(d->recorder, TDM_LOG_INFO);
     if (tdm__recorder_dump(d->recorder, d->dir, &err) != TDM_OK)
         tdm_log(TDM_LOG_WARN, "trace", "%s", err.message);
@@ -158,7 +158,7 @@ tdm_status tdm__dumper_create(const tdm__recorder *recorder, int signal_number, 
                         "%d is not a valid signal for dumping the trace: use SIGUSR1, SIGUSR2, "
                         "SIGQUIT, SIGHUP or a real-time signal",
                         signal_number);
-    tdm__dumper *d = calloc(1, sizeof *d);
+    tdm__dumper *d = calloc(1, sizeof(*d));
     char *copy = strdup(dir ? dir : ".");
     if (!d || !copy) {
         free(d);

@@ -18,7 +18,7 @@ static const char *const kind_names[] = {
 const char *tdm_trace_kind_name(tdm_trace_kind kind)
 {
     size_t index = (size_t)kind;
-    return index < sizeof kind_names / sizeof kind_names[0] ? kind_names[index] : "unknown";
+    return index < sizeof(kind_names) / sizeof(kind_names[0]) ? kind_names[index] : "unknown";
 }
 
 static void add_group(const tdm_trace_event *e, tdm_str *out)
@@ -54,7 +54,7 @@ static void add_amount(const tdm_trace_event *e, tdm_str *out)
 
 void tdm__trace_mark_name(const tdm_trace_event *e, tdm_str *out)
 {
-    size_t left = strnlen(e->text, sizeof e->text);
+    size_t left = strnlen(e->text, sizeof(e->text));
     for (const char *p = e->text; left > 0;) {
         uint32_t c = 0;
         size_t length = tdm_text_utf8(p, left, &c);

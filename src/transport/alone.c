@@ -46,7 +46,7 @@ static void alone_wait(tdm__transport *transport, double timeout_s)
     double ms = timeout_s * 1e3;
     if (poll(&fd, 1, ms > 60e3 ? 60000 : (int)ms + 1) > 0) {
         uint64_t count;
-        (void)!read(a->bell, &count, sizeof count);
+        (void)!read(a->bell, &count, sizeof(count));
     }
 }
 
@@ -71,7 +71,7 @@ static const tdm__transport_ops ops = {
 
 tdm_status tdm__alone_create(tdm__transport **out, tdm_error *err)
 {
-    alone *a = calloc(1, sizeof *a);
+    alone *a = calloc(1, sizeof(*a));
     if (!a) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for a transport");
     a->base.ops = &ops;
     a->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

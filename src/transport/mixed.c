@@ -126,8 +126,8 @@ tdm_status tdm__mixed_create(tdm__transport *near_end, tdm__transport *far_end,
                              const tdm__transport_options *options, const char *name,
                              tdm__transport **out, tdm_error *err)
 {
-    mixed *m = calloc(1, sizeof *m);
-    bool *is_near = calloc((size_t)options->size, sizeof *is_near);
+    mixed *m = calloc(1, sizeof(*m));
+    bool *is_near = calloc((size_t)options->size, sizeof(*is_near));
     if (!m || !is_near) {
         free(m);
         free(is_near);
@@ -138,7 +138,7 @@ tdm_status tdm__mixed_create(tdm__transport *near_end, tdm__transport *far_end,
     for (int i = 0; i < options->size; i++)
         is_near[i] = options->host_of[i] == options->host_of[options->rank];
     m->ops = table;
-    snprintf(m->name, sizeof m->name, "%s", name);
+    snprintf(m->name, sizeof(m->name), "%s", name);
     m->ops.name = m->name;
     m->ops.now_s = far_end->ops->now_s;
     m->base.ops = &m->ops;

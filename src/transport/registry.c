@@ -23,7 +23,7 @@ static const transport_row rows[] = {
     {"ucx", "ranks of any hosts, over the networks that UCX finds: TCP, RDMA", NULL},
     {"mpi", "ranks started by mpirun or srun, over MPI", NULL},
 };
-enum { ROW_COUNT = sizeof rows / sizeof rows[0] };
+enum { ROW_COUNT = sizeof(rows) / sizeof(rows[0]) };
 
 tdm_status tdm__transport_find(const char *name, const tdm__transport_ops **out, tdm_error *err)
 {
@@ -53,7 +53,7 @@ bool tdm_transport_at(size_t index, tdm_transport_info *out)
     const tdm__transport_ops *ops = row->ops;
     tdm_error error;
     if (!ops && tdm__module_find(row->name, &ops, &error) != TDM_OK)
-        snprintf(out->why, sizeof out->why, "%.*s", (int)sizeof out->why - 1, error.message);
+        snprintf(out->why, sizeof(out->why), "%.*s", (int)sizeof(out->why) - 1, error.message);
     else
         out->usable = ops->usable(out->why, out->library);
     return true;

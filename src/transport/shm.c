@@ -179,9 +179,9 @@ tdm_status tdm__shm_create(tdm__host *host, const tdm__transport_options *option
                            tdm__transport **out, tdm_error *err)
 {
     int count = tdm__host_count(host), own = tdm__host_index(host);
-    tdm__shm *s = calloc(1, sizeof *s);
-    int *place_of = calloc((size_t)options->size, sizeof *place_of);
-    tdm__shm_peer *peers = calloc((size_t)count, sizeof *peers);
+    tdm__shm *s = calloc(1, sizeof(*s));
+    int *place_of = calloc((size_t)options->size, sizeof(*place_of));
+    tdm__shm_peer *peers = calloc((size_t)count, sizeof(*peers));
     if (!s || !place_of || !peers) {
         free(s);
         free(place_of);

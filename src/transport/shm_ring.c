@@ -163,10 +163,10 @@ static bool reader_check_record(tdm__shm_ring_end *end, tdm__record *out, const 
     uint32_t at = (uint32_t)(end->record_at & (size - 1));
     uint64_t there = end->record_seen - end->record_at;
     if (there > size - at) there = size - at;
-    if (there < sizeof *out) return false;
-    memcpy(out, end->records + at, sizeof *out);
+    if (there < sizeof(*out)) return false;
+    memcpy(out, end->records + at, sizeof(*out));
     *out_at = end->records + at;
-    return out->bytes >= sizeof *out && out->bytes <= there && record_grains(out->bytes) <= there;
+    return out->bytes >= sizeof(*out) && out->bytes <= there && record_grains(out->bytes) <= there;
 }
 
 bool tdm__shm_ring_next(tdm__shm_ring_end *end, tdm__record *out, const uint8_t **out_at)
@@ -210,14 +210,14 @@ bool tdm__shm_ring_piece_next(tdm__shm_ring_end *end, uint64_t *out_token, uint3
     if (end->garbage) return false;
     piece_head head;
     const uint8_t *at = ring_piece_at(end, end->piece_at);
-    memcpy(&head, at, sizeof head);
+    memcpy(&head, at, sizeof(head));
     if (head.bytes == 0 || head.bytes > end->sizes.piece_bytes) {
         end->garbage = true;
         return false;
     }
     *out_token = head.token;
     *out_bytes = head.bytes;
-    *out_at = at + sizeof head;
+    *out_at = at + sizeof(head);
     return true;
 }
 

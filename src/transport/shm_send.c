@@ -21,7 +21,7 @@ static bool out_add_chunk(tdm__shm *s)
     tdm__outgoing **chunks = realloc(s->chunks, (s->chunk_count + 1) * sizeof(tdm__outgoing *));
     if (!chunks) return false;
     s->chunks = chunks;
-    tdm__outgoing *chunk = calloc(TDM__SHM_CHUNK, sizeof *chunk);
+    tdm__outgoing *chunk = calloc(TDM__SHM_CHUNK, sizeof(*chunk));
     if (!chunk) return false;
     for (uint32_t i = 0; i < TDM__SHM_CHUNK; i++) {
         chunk[i].index = s->chunk_count * TDM__SHM_CHUNK + i;
@@ -118,8 +118,8 @@ static bool peer_write_eager(tdm__shm *s, tdm__shm_peer *peer, const tdm__head *
     if (!record) return false;
     *record = (tdm__record){.kind = TDM__RECORD_EAGER, .bytes = bytes};
     uint8_t *at = (uint8_t *)(record + 1);
-    memcpy(at, head, sizeof *head);
-    if (head->bytes) memcpy(at + sizeof *head, data, head->bytes);
+    memcpy(at, head, sizeof(*head));
+    if (head->bytes) memcpy(at + sizeof(*head), data, head->bytes);
     peer->out.eager += bytes;
     peer_commit(s, peer, bytes);
     return true;
@@ -137,7 +137,7 @@ static bool peer_write_announce(tdm__shm *s, tdm__shm_peer *peer, tdm__outgoing 
                             .bytes = HEAD_BYTES,
                             .token = out_token(out),
                             .offset = out->in_place ? offset : 0};
-    memcpy(record + 1, &out->head, sizeof out->head);
+    memcpy(record + 1, &out->head, sizeof(out->head));
     peer_commit(s, peer, HEAD_BYTES);
     return true;
 }
@@ -146,10 +146,10 @@ static void peer_write_answers(tdm__shm *s, tdm__shm_peer *peer)
 {
     while (peer->answers.first) {
         tdm__incoming *in = peer->answers.first;
-        tdm__record *record = tdm__shm_ring_begin(&peer->out, sizeof *record);
+        tdm__record *record = tdm__shm_ring_begin(&peer->out, sizeof(*record));
         if (!record) return;
-        *record = (tdm__record){.kind = in->answer, .bytes = sizeof *record, .token = in->token};
-        peer_commit(s, peer, sizeof *record);
+        *record = (tdm__record){.kind = in->answer, .bytes = sizeof(*record), .token = in->token};
+        peer_commit(s, peer, sizeof(*record));
         peer->answers.first = in->next_answer;
         if (!in->next_answer) peer->answers.last = NULL;
         tdm__shm_answered(s, in);

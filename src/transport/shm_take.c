@@ -39,7 +39,7 @@ static tdm__incoming *in_new(tdm__shm *s, const tdm__incoming *like)
     if (in)
         s->free_in = in->next;
     else
-        in = malloc(sizeof *in);
+        in = malloc(sizeof(*in));
     if (!in) return NULL;
     *in = *like;
     in->next = s->incoming;
@@ -203,9 +203,9 @@ static bool peer_read_message(tdm__shm *s, tdm__shm_peer *peer, const tdm__recor
                               const uint8_t *at)
 {
     tdm__head head;
-    if (record->bytes < sizeof *record + sizeof head) return false;
-    memcpy(&head, at + sizeof *record, sizeof head);
-    uint64_t inside = record->bytes - sizeof *record - sizeof head;
+    if (record->bytes < sizeof(*record) + sizeof(head)) return false;
+    memcpy(&head, at + sizeof(*record), sizeof(head));
+    uint64_t inside = record->bytes - sizeof(*record) - sizeof(head);
     bool eager = record->kind == TDM__RECORD_EAGER, in_place = record->kind == TDM__RECORD_INPLACE;
     if (!tdm__head_check(&head, s->world, s->size) || head.source != (uint32_t)peer->rank ||
         inside != (eager ? head.bytes : 0))
@@ -222,7 +222,7 @@ static bool peer_read_message(tdm__shm *s, tdm__shm_peer *peer, const tdm__recor
                             .token = record->token,
                             .offset = record->offset,
                             .bytes = head.bytes,
-                            .payload = eager ? at + sizeof *record + sizeof head : NULL});
+                            .payload = eager ? at + sizeof(*record) + sizeof(head) : NULL});
     if (!in) {
         tdm__shm_lose(s, peer, true, "out of memory for a message from it");
         return true;

@@ -47,7 +47,7 @@ static int progress(tdm__transport *transport)
         tdm__tcp_link *link = events[i].data.ptr;
         if (!link) { /* wake() */
             uint64_t times;
-            (void)!read(tcp->wake_fd, &times, sizeof times);
+            (void)!read(tcp->wake_fd, &times, sizeof(times));
             continue;
         }
         is_active = true;
@@ -83,7 +83,7 @@ static void wake(tdm__transport *transport)
     tdm__tcp *tcp = (tdm__tcp *)transport;
     int before = errno;
     uint64_t one = 1;
-    (void)!write(tcp->wake_fd, &one, sizeof one); /* full: it is rung already */
+    (void)!write(tcp->wake_fd, &one, sizeof(one)); /* full: it is rung already */
     errno = before;
 }
 
@@ -109,7 +109,7 @@ static bool is_leaving(tdm__tcp_link *link)
         link->is_shut = true;
         shutdown(link->stream.fd, SHUT_WR);
     }
-    struct iovec part = {link->stage, sizeof link->stage};
+    struct iovec part = {link->stage, sizeof(link->stage)};
     ssize_t got = 1;
     for (int i = 0; i < MAX_READS && got > 0; i++) got = tdm__stream_recv(&link->stream, &part, 1);
     if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))) return true;
@@ -134,7 +134,7 @@ static void leave(tdm__tcp *tcp)
     double until_s = tdm_clock_s() + (tcp->hurried ? max_hurry_s : max_leave_s);
     while (any_leaving(tcp) && tdm_clock_s() < until_s) {
         uint64_t times; /* wake() has been called to end the engine */
-        (void)!read(tcp->wake_fd, &times, sizeof times);
+        (void)!read(tcp->wake_fd, &times, sizeof(times));
         struct pollfd fd = {.fd = tcp->poll_fd, .events = POLLIN};
         poll(&fd, 1, 5);
     }
@@ -177,9 +177,9 @@ static void destroy(tdm__transport *transport)
     free(tcp->host_names);
     tdm__tls_context_destroy(tcp->tls);
     const int fds[] = {tcp->listen_fd, tcp->poll_fd, tcp->wake_fd};
-    for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++)
+    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
         if (fds[i] >= 0) close(fds[i]);
-    explicit_bzero(tcp->key, sizeof tcp->key);
+    explicit_bzero(tcp->key, sizeof(tcp->key));
     free(tcp);
 }
 
@@ -192,7 +192,7 @@ static bool is_loopback(const tdm__endpoint *at)
 {
     static const uint8_t one[16] = {[15] = 1};
     if (at->family == 4) return at->bytes[0] == 127;
-    return at->family == 6 && memcmp(at->bytes, one, sizeof one) == 0;
+    return at->family == 6 && memcmp(at->bytes, one, sizeof(one)) == 0;
 }
 
 /* Where this rank listens. A rank of rank 0's host may have reached it by loopback, which is of no use to
@@ -212,8 +212,8 @@ static bool fill(tdm__tcp *tcp, const tdm__transport_options *options)
 {
     tcp->poll_fd = epoll_create1(EPOLL_CLOEXEC);
     tcp->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    tcp->peers = calloc((size_t)options->size, sizeof *tcp->peers);
-    tcp->host_names = calloc((size_t)options->size, sizeof *tcp->host_names);
+    tcp->peers = calloc((size_t)options->size, sizeof(*tcp->peers));
+    tcp->host_names = calloc((size_t)options->size, sizeof(*tcp->host_names));
     if (tcp->poll_fd < 0 || tcp->wake_fd < 0 || !tcp->peers || !tcp->host_names) return false;
     for (int i = 0; i < options->size; i++) {
         tcp->peers[i] = (tdm__tcp_peer){.tcp = tcp, .rank = i};
@@ -228,14 +228,14 @@ static bool fill(tdm__tcp *tcp, const tdm__transport_options *options)
 static tdm_status create(const tdm__transport_options *options, tdm__transport **out,
                          uint8_t address[TDM__MAX_ADDRESS], size_t *address_bytes, tdm_error *err)
 {
-    tdm__tcp *tcp = calloc(1, sizeof *tcp);
+    tdm__tcp *tcp = calloc(1, sizeof(*tcp));
     if (!tcp) return tdm_fail(err, TDM_ERR_NO_MEMORY, "tcp: no memory left");
     tcp->transport.ops = &tdm__transport_tcp;
     tcp->rank = options->rank;
     tcp->size = options->size;
     tcp->streams = options->streams > 0 ? options->streams : 1;
     tcp->world = options->world;
-    memcpy(tcp->key, options->key, sizeof tcp->key);
+    memcpy(tcp->key, options->key, sizeof(tcp->key));
     tcp->mode = options->security.mode;
     tcp->events = options->events;
     tcp->cancellation = options->cancellation;

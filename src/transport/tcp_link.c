@@ -25,10 +25,10 @@ tdm__tcp_frame *tdm__tcp_frame_take(tdm__tcp *tcp)
     if (frame)
         tcp->spare_frames = frame->next;
     else
-        frame = malloc(sizeof *frame);
+        frame = malloc(sizeof(*frame));
     if (frame) {
         frame->front.start = (tdm__tcp_start){0};
-        frame->front_bytes = sizeof frame->front.start;
+        frame->front_bytes = sizeof(frame->front.start);
         frame->data = NULL;
         frame->gone = 0;
         frame->message = NULL;
@@ -223,7 +223,7 @@ void tdm__link_close(tdm__tcp_link *link, bool at_once)
     link->into = NULL;
     link->arrival = NULL;
     tdm__tcp_queue *queues[] = {&link->unflushed, &link->urgent, &link->bulk};
-    for (size_t i = 0; i < sizeof queues / sizeof queues[0]; i++)
+    for (size_t i = 0; i < sizeof(queues) / sizeof(queues[0]); i++)
         while (queues[i]->first) frame_end(link, queue_take(queues[i]));
 }
 
@@ -240,8 +240,8 @@ static ssize_t link_read(tdm__tcp_link *link, size_t *out_room)
     size_t payload = link->into ? (size_t)link->left : 0;
     if (payload > 0) parts[count++] = (struct iovec){link->into, payload};
     size_t end = link->stage_first + link->stage_count;
-    parts[count++] = (struct iovec){link->stage + end, sizeof link->stage - end};
-    *out_room = payload + sizeof link->stage - end;
+    parts[count++] = (struct iovec){link->stage + end, sizeof(link->stage) - end};
+    *out_room = payload + sizeof(link->stage) - end;
     ssize_t got = tdm__stream_recv(&link->stream, parts, count);
     if (got <= 0) return got;
     size_t direct = (size_t)got < payload ? (size_t)got : payload;
@@ -269,13 +269,13 @@ static bool link_next_frame(tdm__tcp_link *link)
 {
     tdm__tcp_start start;
     tdm__head head = {0};
-    if (link->stage_count < sizeof start) return false;
+    if (link->stage_count < sizeof(start)) return false;
     const uint8_t *at = link->stage + link->stage_first;
-    memcpy(&start, at, sizeof start);
+    memcpy(&start, at, sizeof(start));
     bool has_head = start.kind == TDM__TCP_EAGER || start.kind == TDM__TCP_OFFER;
-    size_t front = sizeof start + (has_head ? sizeof head : 0);
+    size_t front = sizeof(start) + (has_head ? sizeof(head) : 0);
     if (link->stage_count < front) return false;
-    if (has_head) memcpy(&head, at + sizeof start, sizeof head);
+    if (has_head) memcpy(&head, at + sizeof(start), sizeof(head));
     link->stage_first += front;
     link->stage_count -= front;
     link->left = start.kind == TDM__TCP_EAGER || start.kind == TDM__TCP_DATA ? start.bytes : 0;
@@ -296,7 +296,7 @@ static void link_handle_stage(tdm__tcp_link *link)
             break;
         }
     }
-    if (link->stage_first > 0 && link->stage_first + link->stage_count > sizeof link->stage / 2) {
+    if (link->stage_first > 0 && link->stage_first + link->stage_count > sizeof(link->stage) / 2) {
         memmove(link->stage, link->stage + link->stage_first, link->stage_count);
         link->stage_first = 0;
     }

@@ -90,7 +90,7 @@ typedef struct meet {
 static bool is_anywhere(const tdm__endpoint *at)
 {
     static const uint8_t zeros[16];
-    return memcmp(at->bytes, zeros, sizeof zeros) == 0;
+    return memcmp(at->bytes, zeros, sizeof(zeros)) == 0;
 }
 
 tdm_status tdm__tcp_listen(tdm__tcp *tcp, uint8_t *out, size_t *out_bytes, tdm_error *err)
@@ -110,8 +110,8 @@ tdm_status tdm__tcp_listen(tdm__tcp *tcp, uint8_t *out, size_t *out_bytes, tdm_e
         return tdm_fail(err, TDM_ERR_SYSTEM, "tcp: rank %d cannot listen for other ranks: %s",
                         tcp->rank, strerror(errno));
     at.port = (uint16_t)tdm__socket_port(tcp->listen_fd);
-    memcpy(out, &at, sizeof at);
-    *out_bytes = sizeof at;
+    memcpy(out, &at, sizeof(at));
+    *out_bytes = sizeof(at);
     return TDM_OK;
 }
 
@@ -120,7 +120,7 @@ tdm_status tdm__tcp_listen(tdm__tcp *tcp, uint8_t *out, size_t *out_bytes, tdm_e
 static socklen_t address_of(const meet *all, int peer, struct sockaddr_storage *out)
 {
     tdm__endpoint at;
-    memcpy(&at, all->addresses[peer], sizeof at);
+    memcpy(&at, all->addresses[peer], sizeof(at));
     if (is_anywhere(&at)) {
         uint16_t port = at.port;
         at = all->tcp->rank_0;
@@ -138,16 +138,16 @@ static bool prove(const tdm__tcp *tcp, const char *label, const meeting *m, uint
 {
     uint8_t text[32 + sizeof(hello) + offsetof(proof, mac)] = {0};
     snprintf((char *)text, 32, "%s", label);
-    memcpy(text + 32, &m->hello, sizeof m->hello);
-    memcpy(text + 32 + sizeof m->hello, &m->proof, offsetof(proof, mac));
-    return tdm_hmac_sha256(tcp->key, sizeof tcp->key, text, sizeof text, out) == TDM_OK;
+    memcpy(text + 32, &m->hello, sizeof(m->hello));
+    memcpy(text + 32 + sizeof(m->hello), &m->proof, offsetof(proof, mac));
+    return tdm_hmac_sha256(tcp->key, sizeof(tcp->key), text, sizeof(text), out) == TDM_OK;
 }
 
 /* ---- the list -------------------------------------------------------------------------------------------- */
 
 static meeting *meeting_add(meet *all, int fd, phase first, bool is_ours)
 {
-    meeting *m = calloc(1, sizeof *m);
+    meeting *m = calloc(1, sizeof(*m));
     if (!m) return NULL;
     m->stream = tdm__stream_of(fd);
     m->phase = first;
@@ -212,7 +212,7 @@ static tdm_status name_mismatch(const meet *all, meeting *m, tdm_error *err)
     char subject[160];
     m->is_refused = true;
     const char *name = all->tcp->host_names[m->peer];
-    tdm__tls_subject(m->stream.tls, subject, sizeof subject);
+    tdm__tls_subject(m->stream.tls, subject, sizeof(subject));
     return tdm_fail(err, TDM_ERR_PEER_REFUSED,
                     "tcp: rank %d on host %s has a certificate of another name (%s); its subject "
                     "alternative names must have the host's name or its address %s",
@@ -232,7 +232,7 @@ static tdm_status step_encrypting(meet *all, meeting *m, tdm_error *err)
                         tdm__stream_why(&m->stream, why));
     const char *name = all->tcp->host_names[m->peer];
     char address[96];
-    tdm__socket_peer_address(m->stream.fd, address, sizeof address);
+    tdm__socket_peer_address(m->stream.fd, address, sizeof(address));
     if (m->stream.tls && !tdm__tls_is_named(m->stream.tls, address) &&
         !(name && tdm__tls_is_named(m->stream.tls, name)))
         return name_mismatch(all, m, err);
@@ -257,7 +257,7 @@ static tdm_status begin_encrypting(meet *all, meeting *m, tdm_error *err)
                                 .key = key,
                                 .buffer_bytes = tls_buffer(all->tcp)};
     tdm_status status = tdm__stream_secure(&m->stream, m->protection, &options, err);
-    explicit_bzero(key, sizeof key);
+    explicit_bzero(key, sizeof(key));
     TDM_TRY(status);
     m->phase = ENCRYPTING;
     return step_encrypting(all, m, err);
@@ -267,9 +267,9 @@ static tdm_status begin_encrypting(meet *all, meeting *m, tdm_error *err)
 static tdm_status step_hello(meet *all, meeting *m, tdm_error *err)
 {
     tdm__tcp *tcp = all->tcp;
-    memcpy(&m->hello, m->in, sizeof m->hello);
+    memcpy(&m->hello, m->in, sizeof(m->hello));
     m->protection = tdm__protection_for(tcp->mode, m->stream.fd);
-    if (memcmp(m->hello.magic, magic, sizeof magic) != 0)
+    if (memcmp(m->hello.magic, magic, sizeof(magic)) != 0)
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "something else listens at %s", m->remote);
     if (m->hello.protection != m->protection)
         return tdm_fail(err, TDM_ERR_PEER_MISMATCH,
@@ -283,10 +283,10 @@ static tdm_status step_hello(meet *all, meeting *m, tdm_error *err)
                        .stream = (uint32_t)m->stream_index,
                        .streams = (uint32_t)tcp->streams,
                        .protection = m->protection};
-    TDM_TRY(tdm_os_random(m->proof.nonce, sizeof m->proof.nonce, err));
+    TDM_TRY(tdm_os_random(m->proof.nonce, sizeof(m->proof.nonce), err));
     if (!prove(tcp, "tandem link from", m, m->proof.mac))
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "tcp: no memory left");
-    if (!send_fixed(m, &m->proof, sizeof m->proof))
+    if (!send_fixed(m, &m->proof, sizeof(m->proof)))
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s closed the connection", m->remote);
     m->phase = AWAITING_ANSWER;
     return TDM_OK;
@@ -309,7 +309,7 @@ static tdm_status step_proof(meet *all, meeting *m, tdm_error *err)
 {
     tdm__tcp *tcp = all->tcp;
     uint8_t wanted[MAC], answer[MAC];
-    memcpy(&m->proof, m->in, sizeof m->proof);
+    memcpy(&m->proof, m->in, sizeof(m->proof));
     const proof *p = &m->proof;
     bool is_ours = prove(tcp, "tandem link from", m, wanted) && tdm__proof_equal(wanted, p->mac) &&
                    p->world == tcp->world && p->to == (uint32_t)tcp->rank &&
@@ -323,7 +323,7 @@ static tdm_status step_proof(meet *all, meeting *m, tdm_error *err)
             at->stream_index == (int)p->stream)
             is_ours = false;
     if (!is_ours || !prove(tcp, "tandem link to", m, answer) ||
-        !send_fixed(m, answer, sizeof answer))
+        !send_fixed(m, answer, sizeof(answer)))
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "a stranger connected from %s", m->remote);
     all->strangers--;
     m->phase = ENCRYPTING;
@@ -337,7 +337,7 @@ static tdm_status start_connecting(meet *all, meeting *m, tdm_error *err)
     struct sockaddr_storage to;
     socklen_t bytes = address_of(all, m->peer, &to);
     m->again_s = 0;
-    tdm__socket_text((struct sockaddr *)&to, m->remote, sizeof m->remote);
+    tdm__socket_text((struct sockaddr *)&to, m->remote, sizeof(m->remote));
     m->stream.fd = tdm__socket_begin((struct sockaddr *)&to, bytes);
     if (m->stream.fd < 0)
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: %s", m->remote, strerror(errno));
@@ -391,7 +391,7 @@ static void accept_some(meet *all)
     enum { MAX_ACCEPT = 32 };
     for (int i = 0; i < MAX_ACCEPT; i++) {
         char remote[96];
-        int fd = tdm__socket_accept(all->tcp->listen_fd, remote, sizeof remote);
+        int fd = tdm__socket_accept(all->tcp->listen_fd, remote, sizeof(remote));
         if (fd < 0 &&
             (errno == EMFILE || errno == ENFILE)) { /* strangers may have taken them all */
             drop_oldest(all);
@@ -406,12 +406,12 @@ static void accept_some(meet *all)
         }
         all->strangers++;
         m->until_s = tdm_clock_s() + max_unproved_s;
-        tdm__socket_peer_host(fd, m->remote, sizeof m->remote);
+        tdm__socket_peer_host(fd, m->remote, sizeof(m->remote));
         m->protection = tdm__protection_for(all->tcp->mode, fd);
-        memcpy(m->hello.magic, magic, sizeof magic);
+        memcpy(m->hello.magic, magic, sizeof(magic));
         m->hello.protection = m->protection;
-        if (tdm_os_random(m->hello.nonce, sizeof m->hello.nonce, NULL) != TDM_OK ||
-            !send_fixed(m, &m->hello, sizeof m->hello))
+        if (tdm_os_random(m->hello.nonce, sizeof(m->hello.nonce), NULL) != TDM_OK ||
+            !send_fixed(m, &m->hello, sizeof(m->hello)))
             meeting_remove(all, m);
     }
 }
@@ -430,7 +430,7 @@ static tdm_status meeting_failed(meet *all, meeting *m, const tdm_error *why, td
         meeting_remove(all, m);
         return TDM_OK;
     }
-    snprintf(all->last, sizeof all->last, "rank %d at %.200s", m->peer, why->message);
+    snprintf(all->last, sizeof(all->last), "rank %d at %.200s", m->peer, why->message);
     tdm__stream_close(&m->stream, true);
     m->in_count = 0;
     m->phase = CONNECTING;
@@ -471,7 +471,7 @@ static struct pollfd *fill_poll(const meet *all, struct pollfd *fds, size_t *cap
     size_t wanted = 1;
     for (const meeting *m = all->all; m; m = m->next) wanted++;
     if (wanted > *capacity) {
-        struct pollfd *grown = realloc(fds, 2 * wanted * sizeof *fds);
+        struct pollfd *grown = realloc(fds, 2 * wanted * sizeof(*fds));
         if (!grown) return NULL;
         fds = grown;
         *capacity = 2 * wanted;
@@ -541,7 +541,7 @@ static tdm_status begin(meet *all, const size_t *address_bytes, tdm_error *err)
         if (address_bytes[i] != sizeof(tdm__endpoint))
             return tdm_fail(err, TDM_ERR_PEER_MISMATCH, "tcp: rank %d has an address of %zu bytes",
                             i, address_bytes[i]);
-        peer->links = calloc((size_t)tcp->streams, sizeof *peer->links);
+        peer->links = calloc((size_t)tcp->streams, sizeof(*peer->links));
         if (!peer->links) return tdm_fail(err, TDM_ERR_NO_MEMORY, "tcp: no memory for connections");
         peer->state = TDM__TCP_WELL;
         for (int k = 0; k < tcp->streams; k++) {

@@ -33,7 +33,7 @@ static tdm__tcp_send *send_take(tdm__tcp *tcp)
     if (message)
         tcp->spare_sends = message->next;
     else
-        message = malloc(sizeof *message);
+        message = malloc(sizeof(*message));
     return message;
 }
 
@@ -87,7 +87,7 @@ static tdm_status peer_start_send(tdm__tcp_peer *peer, const tdm__head *head, co
     *message = (tdm__tcp_send){.peer = peer, .cookie = cookie, .data = data, .bytes = head->bytes};
     bool is_offer = head->bytes > TDM__MAX_TCP_EAGER;
     frame->front.head = *head;
-    frame->front_bytes = sizeof frame->front;
+    frame->front_bytes = sizeof(frame->front);
     frame->front.start.kind = is_offer ? TDM__TCP_OFFER : TDM__TCP_EAGER;
     if (is_offer) {
         message->id = frame->front.start.id = ++peer->next_id;
@@ -240,7 +240,7 @@ static bool link_on_message(tdm__tcp_link *link, const tdm__tcp_start *start, co
         (is_offer ? start->bytes != 0 || start->id == 0
                   : start->bytes != head->bytes || head->bytes > TDM__MAX_TCP_EAGER))
         return false;
-    tdm__arrival *a = calloc(1, sizeof *a);
+    tdm__arrival *a = calloc(1, sizeof(*a));
     if (!a) return false; /* a missing message would block forever */
     a->peer = peer;
     a->head = *head;
@@ -387,9 +387,9 @@ static void peer_lose(tdm__tcp_peer *peer, const tdm__tcp_link *link)
     char how[200];
     bool was_closed = link->why == 0 || link->why == ECONNRESET || link->why == EPIPE;
     if (was_closed)
-        snprintf(how, sizeof how, "its connection to this rank was closed");
+        snprintf(how, sizeof(how), "its connection to this rank was closed");
     else
-        snprintf(how, sizeof how, "its connection to this rank broke (%s)",
+        snprintf(how, sizeof(how), "its connection to this rank broke (%s)",
                  link->why == EPROTO && !link->stream.tls
                      ? "it sent an invalid frame"
                      : tdm__stream_why(&link->stream, link->why));

@@ -12,12 +12,12 @@
 /* Processes eight bytes at a time, because it runs for every message. */
 static uint32_t head_checksum(const tdm__head *head)
 {
-    uint64_t words[sizeof *head / sizeof(uint64_t)];
-    memcpy(words, head, sizeof *head);
-    words[sizeof *head / sizeof(uint64_t) - 1] =
+    uint64_t words[sizeof(*head) / sizeof(uint64_t)];
+    memcpy(words, head, sizeof(*head));
+    words[sizeof(*head) / sizeof(uint64_t) - 1] =
         head->source; /* the last word also contains the check */
     uint64_t sum = 0x6a09e667f3bcc909u;
-    for (size_t i = 0; i < sizeof *head / sizeof(uint64_t); i++) {
+    for (size_t i = 0; i < sizeof(*head) / sizeof(uint64_t); i++) {
         sum = (sum ^ words[i]) * 0x9e3779b97f4a7c15u;
         sum ^= sum >> 32;
     }

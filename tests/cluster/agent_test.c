@@ -42,7 +42,7 @@ static void put_own(const char *what, const char *value)
     char key[TDM_KV_KEY_BYTES];
     tdm_kv_options options = {.url = getenv("TANDEM_STORE")};
     tdm_kv *kv = NULL;
-    snprintf(key, sizeof key, "tandem/%s/%s/%s", getenv("TANDEM_SESSION"), what,
+    snprintf(key, sizeof(key), "tandem/%s/%s/%s", getenv("TANDEM_SESSION"), what,
              getenv("TANDEM_MEMBER"));
     if (tdm_kv_open(&options, &kv, NULL) != TDM_OK || tdm_kv_put(kv, key, value, 0, NULL) != TDM_OK)
         exit(99);
@@ -53,7 +53,8 @@ static void put_own(const char *what, const char *value)
 static void put_record(void)
 {
     char value[200];
-    snprintf(value, sizeof value, "{\"host\":\"%s\",\"slot\":%s,\"pid\":%d,\"phase\":\"training\"}",
+    snprintf(value, sizeof(value),
+             "{\"host\":\"%s\",\"slot\":%s,\"pid\":%d,\"phase\":\"training\"}",
              getenv("TANDEM_HOST"), getenv("TANDEM_SLOT"), (int)getpid());
     put_own("members", value);
 }
@@ -64,7 +65,7 @@ static void talk(const tdm_worker *worker)
     char line[1200];
     int fd = tdm_worker_log_forward_fd(worker);
     for (int said = 1; said <= 2000 && !asked; said++) {
-        int length = snprintf(line, sizeof line, "{\"message\":\"said %d\",\"long\":\"%0900d\"}\n",
+        int length = snprintf(line, sizeof(line), "{\"message\":\"said %d\",\"long\":\"%0900d\"}\n",
                               said, 0);
         while (!asked && write(fd, line, (size_t)length) != length) usleep(1000);
     }
@@ -109,7 +110,7 @@ static void open_store(void)
     static int number;
     tdm_kv_options options = {.url = url};
     tdm_error err = {0};
-    snprintf(url, sizeof url, "local:%s/%d.store", folder, number++);
+    snprintf(url, sizeof(url), "local:%s/%d.store", folder, number++);
     CHECK_INT(tdm_kv_open(&options, &store, &err), TDM_OK);
     CHECK_INT(tdm_kv_put(store, "tandem/" SESSION "/about",
                          "{\"name\":\"trial\",\"expected\":2,\"min\":1,\"max\":4}", 0, &err),
@@ -127,7 +128,7 @@ static size_t list(const char *below, tdm_arena *arena, tdm_kv_item **items)
 {
     char prefix[TDM_KV_KEY_BYTES];
     size_t count = 0;
-    snprintf(prefix, sizeof prefix, "tandem/" SESSION "/%s", below);
+    snprintf(prefix, sizeof(prefix), "tandem/" SESSION "/%s", below);
     CHECK_INT(tdm_kv_list(store, prefix, arena, items, &count, NULL, NULL), TDM_OK);
     return count;
 }
@@ -200,7 +201,7 @@ static agent start_agent(const char *mode, tdm_agent_options options)
     char logs[64];
     const char *const program[] = {self, "--worker", mode, NULL};
     int ends[2] = {-1, -1};
-    snprintf(logs, sizeof logs, "%s/logs", folder);
+    snprintf(logs, sizeof(logs), "%s/logs", folder);
     CHECK_INT(pipe2(ends, O_CLOEXEC), 0);
     pid_t pid = fork();
     if (pid == 0) {
@@ -214,7 +215,7 @@ static agent start_agent(const char *mode, tdm_agent_options options)
         if (options.backoff_s == 0) options.backoff_s = 0.01;
         out.status = tdm_agent_run(&options, &out.result, &err);
         if (out.status != TDM_OK) fprintf(stderr, "agent: %s\n", err.message);
-        _exit(write(ends[1], &out, sizeof out) == sizeof out ? 0 : 1);
+        _exit(write(ends[1], &out, sizeof(out)) == sizeof(out) ? 0 : 1);
     }
     close(ends[1]);
     return (agent){.pid = pid, .pipe = ends[0]};
@@ -233,8 +234,8 @@ static outcome finish(agent a)
         }
         usleep(2000);
     }
-    ssize_t got = read(a.pipe, &out, sizeof out);
-    if (got != sizeof out) out.status = TDM_ERR_TIMEOUT;
+    ssize_t got = read(a.pipe, &out, sizeof(out));
+    if (got != sizeof(out)) out.status = TDM_ERR_TIMEOUT;
     close(a.pipe);
     return out;
 }
@@ -444,7 +445,7 @@ static const char *read_log(tdm_arena *arena)
 {
     char path[64];
     tdm_file_bytes bytes;
-    snprintf(path, sizeof path, "%s/log.jsonl", folder);
+    snprintf(path, sizeof(path), "%s/log.jsonl", folder);
     if (tdm_file_read(path, 1 << 24, &bytes, NULL) != TDM_OK) return "";
     const char *text = tdm_arena_strndup(arena, (const char *)bytes.data, bytes.count);
     tdm_file_bytes_release(&bytes);
@@ -468,7 +469,7 @@ static bool await_log(const char *word)
 static void put(const char *key, const char *value)
 {
     char whole[TDM_KV_KEY_BYTES];
-    snprintf(whole, sizeof whole, "tandem/" SESSION "%s", key);
+    snprintf(whole, sizeof(whole), "tandem/" SESSION "%s", key);
     CHECK_INT(tdm_kv_put(store, whole, value, 0, NULL), TDM_OK);
 }
 
@@ -479,7 +480,7 @@ static void lines_of_all_hosts_come_into_one_log(void)
     char path[64], worker_id[TDM_MEMBER_ID_BYTES] = "here.0.1";
     const char *const ids[] = {worker_id};
     open_store();
-    snprintf(path, sizeof path, "%s/log.jsonl", folder);
+    snprintf(path, sizeof(path), "%s/log.jsonl", folder);
     CHECK_INT(tdm_file_replace(path, "", 0, NULL), TDM_OK);
     put("/run", folder);
     put("+lines/cheat/00000000000000000001", "no line\n{\"message\":\"whole\"}\n{\"torn\":");
@@ -527,14 +528,14 @@ static void a_full_disk_is_named(void)
 {
     char disk[64], path[80];
     static const char bytes[1000000];
-    snprintf(disk, sizeof disk, "%s/disk", folder);
-    snprintf(path, sizeof path, "%s/much", disk);
+    snprintf(disk, sizeof(disk), "%s/disk", folder);
+    snprintf(path, sizeof(path), "%s/much", disk);
     CHECK_INT(mkdir(disk, 0700), 0);
     if (mount("none", disk, "tmpfs", 0, "size=1048576") != 0) {
         fprintf(stderr, "SKIPPED: a small disk cannot be mounted here: %s\n", strerror(errno));
         return;
     }
-    CHECK_INT(tdm_file_replace(path, bytes, sizeof bytes, NULL), TDM_OK);
+    CHECK_INT(tdm_file_replace(path, bytes, sizeof(bytes), NULL), TDM_OK);
     open_store();
     put("/run", disk);
     agent a = start_agent("sleep", (tdm_agent_options){.count = 1});
@@ -557,7 +558,7 @@ static void sessions_are_held_and_cleared_up(void)
     tdm_session_hold one, two;
     tdm_session_place *places;
     size_t count = 99;
-    snprintf(path, sizeof path, "%s/runtime", folder);
+    snprintf(path, sizeof(path), "%s/runtime", folder);
     setenv("TANDEM_RUNTIME", path, 1);
     CHECK_INT(tdm_session_hold_init("a b", NULL, "x", &one, &err), TDM_ERR_INVALID);
     CHECK_INT(tdm_session_hold_init("one", NULL, "name: x\n", &one, &err), TDM_OK);
@@ -580,7 +581,7 @@ static void sessions_are_held_and_cleared_up(void)
     int wait_status = 0;
     waitpid(pid, &wait_status, 0);
     CHECK(WIFSIGNALED(wait_status));
-    snprintf(path, sizeof path, "%s/runtime/dead.yaml", folder);
+    snprintf(path, sizeof(path), "%s/runtime/dead.yaml", folder);
     CHECK(tdm_path_exists(path));
     CHECK_INT(tdm_session_list(arena, &places, &count, &err), TDM_OK);
     CHECK_INT(count, 1);
@@ -591,7 +592,7 @@ static void sessions_are_held_and_cleared_up(void)
     CHECK_INT(tdm_kv_open(&held, &kv, &err), TDM_OK);
     tdm_kv_close(kv);
     char leaked_url[160];
-    snprintf(leaked_url, sizeof leaked_url, "local:%s/runtime/ended-1.store", folder);
+    snprintf(leaked_url, sizeof(leaked_url), "local:%s/runtime/ended-1.store", folder);
     CHECK_INT(tdm_kv_open(&(tdm_kv_options){.url = leaked_url}, &kv, &err), TDM_OK);
     tdm_kv_close(kv);
     CHECK(tdm_path_exists(leaked_url + 6));
@@ -600,7 +601,7 @@ static void sessions_are_held_and_cleared_up(void)
     CHECK(!tdm_path_exists(leaked_url + 6));
     CHECK(tdm_path_exists(places[0].store + 6));
     tdm_session_hold_release(&two);
-    snprintf(path, sizeof path, "%s/runtime", folder);
+    snprintf(path, sizeof(path), "%s/runtime", folder);
     const char *const *names;
     CHECK_INT(tdm_dir_list(path, arena, &names, &count, &err), TDM_OK);
     CHECK_INT(count, 0);
@@ -642,7 +643,7 @@ static pid_t start_task(const char *name, int number, int count, bool dies)
     tdm_cpu_set own = one_processor(number), all = one_processor(0), here;
     for (int i = 1; i < count; i++) {
         tdm_cpu_set other = one_processor(i);
-        for (size_t k = 0; k < sizeof all.processors / sizeof all.processors[0]; k++)
+        for (size_t k = 0; k < sizeof(all.processors) / sizeof(all.processors[0]); k++)
             all.processors[k] |= other.processors[k];
     }
     const tdm_tasks_options options = {.name = name, .count = count, .should_stop = has_signal};
@@ -656,7 +657,7 @@ static pid_t start_task(const char *name, int number, int count, bool dies)
     tdm_tasks *tasks = NULL;
     if (tdm_tasks_lead(&options, &tasks, NULL) != TDM_OK) _exit(92);
     if (tdm_tasks_missing(tasks) != 0 || !tdm_os_cpu_set_here(&here)) _exit(93);
-    if (memcmp(here.processors, all.processors, sizeof all.processors) != 0) _exit(94);
+    if (memcmp(here.processors, all.processors, sizeof(all.processors)) != 0) _exit(94);
     if (dies) raise(SIGKILL);
     tdm_tasks_end(tasks, 42);
     _exit(42);
@@ -672,7 +673,7 @@ static int end_of(pid_t pid)
 static void tasks_follow_their_first(void)
 {
     char name[64];
-    snprintf(name, sizeof name, "test-%ld", (long)getpid());
+    snprintf(name, sizeof(name), "test-%ld", (long)getpid());
     pid_t two = start_task(name, 1, 3, false), three = start_task(name, 2, 3, false);
     pid_t one = start_task(name, 0, 3, false);
     CHECK_INT(end_of(one), 42);
@@ -707,10 +708,10 @@ static const check_test tests[] = {
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--worker") == 0) return be_worker(argv[2]);
-    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
     if (length <= 0 || !mkdtemp(folder) || prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return 1;
-    int code = check_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+    int code = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
     char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    snprintf(command, sizeof(command), "rm -rf '%s'", folder);
     return system(command) == 0 ? code : 1;
 }

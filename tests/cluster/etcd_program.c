@@ -56,7 +56,7 @@ static bool add_one(tdm_kv *kv, tdm_arena *arena)
         CHECK_INT(status, TDM_OK);
         return false;
     }
-    snprintf(text, sizeof text, "%ld", strtol(item.value, NULL, 10) + 1);
+    snprintf(text, sizeof(text), "%ld", strtol(item.value, NULL, 10) + 1);
     status = tdm_kv_swap(kv, BELOW "count", item.revision, text, 0, NULL, &err);
     if (status != TDM_OK) {
         printf("     a swap in doubt: %s\n", err.message);
@@ -188,7 +188,7 @@ int main(int argc, char **argv)
                               .certificate = getenv("STORE_CERTIFICATE"),
                               .key = getenv("STORE_KEY")};
     char url[2000];
-    snprintf(url, sizeof url, "etcd:%s", argc > 2 ? argv[2] : "");
+    snprintf(url, sizeof(url), "etcd:%s", argc > 2 ? argv[2] : "");
     options.url = url;
     pid_t process = (pid_t)strtol(more, NULL, 10);
     if (strcmp(what, "exercise") == 0)

@@ -260,7 +260,7 @@ static void exercise_waits(const tdm_kv_options *options, int rounds)
         char text[32];
         tdm_kv_item item;
         bool answered = false;
-        snprintf(text, sizeof text, "%d", round);
+        snprintf(text, sizeof(text), "%d", round);
         WORKS(tdm_kv_put(kv, BELOW "ping", text, 0, &err));
         while (!answered && tdm_kv_now(kv) < deadline) {
             tdm_arena_reset(arena);
@@ -293,7 +293,7 @@ static int exercise_count_up(const tdm_kv_options *options, int times)
         tdm_arena_reset(arena);
         tdm_status status = tdm_kv_get(kv, BELOW "count", arena, &item, NULL);
         if (status != TDM_OK && status != TDM_ERR_NOT_FOUND) break;
-        snprintf(text, sizeof text, "%ld", strtol(item.value, NULL, 10) + 1);
+        snprintf(text, sizeof(text), "%ld", strtol(item.value, NULL, 10) + 1);
         status = tdm_kv_swap(kv, BELOW "count", item.revision, text, 0, NULL, NULL);
         if (status == TDM_OK)
             times--;

@@ -243,7 +243,7 @@ static void make_buffers(const trial *t, world *w, int rank, buffers *b)
     if (t->in_place && t->at_slice && !t->lanes && in_count(t, rank) == t->count &&
         (t->kind == TDM_CALL_REDUCE_SCATTER || t->kind == TDM_CALL_SCATTER))
         call->out = b->out + slice_of(t, rank).first * unit;
-    int *calls = tdm_arena_alloc(w->arena, sizeof *calls, 0);
+    int *calls = tdm_arena_alloc(w->arena, sizeof(*calls), 0);
     call->user = calls;
     if (t->lanes) make_parts(t, w, rank, b, call);
 }
@@ -313,7 +313,7 @@ static void run_trial(const trial *t, world *out)
     world own, *w = out ? out : &own;
     world_init(w, t->size, t->seed);
     if (t->segment_bytes) world_segments(w, t->kind, t->algorithm->id, t->segment_bytes);
-    buffers *b = tdm_arena_array(w->arena, (size_t)t->size, sizeof *b);
+    buffers *b = tdm_arena_array(w->arena, (size_t)t->size, sizeof(*b));
     for (int r = 0; r < t->size; r++) make_buffers(t, w, r, &b[r]);
     uint8_t *sum = NULL;
     if (tdm__kind_reduces(t->kind)) {
@@ -344,7 +344,7 @@ typedef struct placement {
 /* 0: evenly, in order; 1: cut anywhere, ranks without lanes too; 2: and some lanes absent. */
 static void place_lanes(placement *p, int size, int how, tdm_rng *rng)
 {
-    memset(p, 0, sizeof *p);
+    memset(p, 0, sizeof(*p));
     for (int i = 0; i <= size; i++)
         p->first[i] = how == 0 ? (int64_t)i * LANE_COUNT / size
                                : (int64_t)tdm_rng_below(rng, LANE_COUNT + 1);

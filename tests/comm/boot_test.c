@@ -66,9 +66,9 @@ static tdm__frame right_join(const world *w)
 {
     tdm__frame join = {
         .protocol = TDM__WIRE_PROTOCOL, .rank = 1, .size = (uint32_t)w->size, .pid = 4711};
-    snprintf(join.version, sizeof join.version, "%s", TDM_VERSION);
-    snprintf(join.job, sizeof join.job, "%s", w->job);
-    snprintf(join.host_name, sizeof join.host_name, "elsewhere");
+    snprintf(join.version, sizeof(join.version), "%s", TDM_VERSION);
+    snprintf(join.job, sizeof(join.job), "%s", w->job);
+    snprintf(join.host_name, sizeof(join.host_name), "elsewhere");
     return join;
 }
 
@@ -101,8 +101,8 @@ static void turn_away_every_misfit(tdm_security security)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         tdm__frame misfit = right_join(&w);
         const char *what = cases[i].what;
-        if (!strcmp(what, "version")) snprintf(misfit.version, sizeof misfit.version, "0.0.9");
-        if (!strcmp(what, "job")) snprintf(misfit.job, sizeof misfit.job, "job B");
+        if (!strcmp(what, "version")) snprintf(misfit.version, sizeof(misfit.version), "0.0.9");
+        if (!strcmp(what, "job")) snprintf(misfit.job, sizeof(misfit.job), "job B");
         if (!strcmp(what, "size")) misfit.size = 7;
         if (!strcmp(what, "epoch")) misfit.epoch = 3;
         if (!strcmp(what, "rank")) misfit.rank = 2;
@@ -288,20 +288,20 @@ static int send_stranger(tdm__rendezvous *meeting, int kind, tdm_rng *rng)
     static const char http[] = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
     static const uint8_t huge[] = {'T', 'd', 'm', 'C', 2, 0, 0, 0, 255, 255, 255, 127};
     uint8_t bytes[3000];
-    size_t count = (size_t)tdm_rng_below(rng, sizeof bytes);
+    size_t count = (size_t)tdm_rng_below(rng, sizeof(bytes));
     for (size_t i = 0; i < count; i++) bytes[i] = (uint8_t)tdm_rng_u32(rng);
-    if (kind % 6 == 0) send(fd, http, sizeof http - 1, MSG_NOSIGNAL);
+    if (kind % 6 == 0) send(fd, http, sizeof(http) - 1, MSG_NOSIGNAL);
     if (kind % 6 == 1) send(fd, bytes, count, MSG_NOSIGNAL);
-    if (kind % 6 == 2) send(fd, huge, sizeof huge, MSG_NOSIGNAL);
+    if (kind % 6 == 2) send(fd, huge, sizeof(huge), MSG_NOSIGNAL);
     if (kind % 6 == 3 && count > 12) { /* looks like a join */
         uint8_t head[12] = {
             'T', 'd', 'm', 'C', 2, 0, 0, 0, (uint8_t)(count - 12), (uint8_t)((count - 12) >> 8)};
-        memcpy(bytes, head, sizeof head);
+        memcpy(bytes, head, sizeof(head));
         send(fd, bytes, count, MSG_NOSIGNAL);
     }
     if (kind % 6 == 4) { /* gone at once, with a reset */
         struct linger hard = {.l_onoff = 1};
-        setsockopt(fd, SOL_SOCKET, SO_LINGER, &hard, sizeof hard);
+        setsockopt(fd, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard));
     }
     if (kind % 6 != 5) { /* 5 says nothing and stays */
         close(fd);
@@ -399,15 +399,15 @@ static size_t secrets_in_memory(void)
     int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
     FILE *maps = fopen("/proc/self/maps", "re");
     CHECK(memory >= 0 && maps);
-    while (maps && fgets(line, sizeof line, maps)) {
+    while (maps && fgets(line, sizeof(line), maps)) {
         unsigned long long begin = 0, end = 0;
         char rights[8] = "";
         if (sscanf(line, "%llx-%llx %7s", &begin, &end, rights) != 3 || rights[1] != 'w') continue;
         if (end - begin > MAX_REGION) continue; /* a sanitizer's shadow */
         for (unsigned long long at = begin; at < end; at += PART) {
-            ssize_t got = pread(memory, part, sizeof part, (off_t)at);
+            ssize_t got = pread(memory, part, sizeof(part), (off_t)at);
             if (got > 0) found += count_secrets(part, (size_t)got);
-            explicit_bzero(part, sizeof part);
+            explicit_bzero(part, sizeof(part));
         }
     }
     if (maps) fclose(maps);
@@ -420,12 +420,12 @@ static void mask_secret_of_file(const char *path)
 {
     char bytes[4096] = "";
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    CHECK(read(fd, bytes, sizeof bytes - 1) > 0);
+    CHECK(read(fd, bytes, sizeof(bytes) - 1) > 0);
     close(fd);
     const char *secret = strstr(bytes, "secret ");
     CHECK(secret);
     for (int i = 0; secret && i < SECRET; i++) masked[i] = (uint8_t)secret[7 + i] ^ MASK;
-    explicit_bzero(bytes, sizeof bytes);
+    explicit_bzero(bytes, sizeof(bytes));
 }
 
 static int rank_that_wipes(const world *w, int rank)
@@ -443,7 +443,7 @@ static int rank_that_wipes(const world *w, int rank)
     if (!comm) return 1;
     if (is_file) mask_secret_of_file(w->rendezvous);
     if (!is_file) CHECK(secrets_in_memory() > 0); /* it finds `secret` */
-    explicit_bzero(secret, sizeof secret);
+    explicit_bzero(secret, sizeof(secret));
     shared->saw++;
     CHECK(await(&shared->saw, w->size, 60));
     tdm_comm_close(comm);
@@ -497,7 +497,7 @@ static void addresses_of_a_file(void)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char text[300];
         tdm__meeting_file file = {0};
-        int length = snprintf(text, sizeof text,
+        int length = snprintf(text, sizeof(text),
                               "tandem rendezvous 1\nhost 0a\nprocess 7\nname x\nsecret 0b\nport "
                               "9\naddress %s\nend\n",
                               cases[i].address);
@@ -590,7 +590,7 @@ static int rank_on_two_hosts(const world *w, int rank)
     for (int i = 0; i < w->size; i++) CHECK_INT(control->host_of[i], hosts[i]);
     int who = 1;
     char text[500];
-    control->ops->report(control, &who, 1, text, sizeof text);
+    control->ops->report(control, &who, 1, text, sizeof(text));
     CHECK_HAS(text, "rank 1 (beta, process ");
     shared->saw++;
     CHECK(await(&shared->saw, w->size, 20));

@@ -17,7 +17,7 @@ typedef struct place {
 
 static void place_init(place *p, int size, int host_count)
 {
-    memset(p, 0, sizeof *p);
+    memset(p, 0, sizeof(*p));
     tdm_error err;
     CHECK_INT(tdm__choices_load(NULL, &p->comm.choices, &err), TDM_OK);
     p->group = (tdm_group){.comm = &p->comm, .size = size, .host_count = host_count};
@@ -96,7 +96,7 @@ static void rows_count_by_size_then_bytes_then_order(void)
         {TDM_CALL_ALL_REDUCE, TDM__GROUP_PLACE_HOSTS, 9, 0, TDM_ALGORITHM_TREE, 0},
         {TDM_CALL_ALL_REDUCE, TDM__GROUP_PLACE_HOST, 1, 0, TDM_ALGORITHM_DOUBLING, 0},
     };
-    p.comm.choices = (tdm__choices){.rows = rows, .count = sizeof rows / sizeof rows[0]};
+    p.comm.choices = (tdm__choices){.rows = rows, .count = sizeof(rows) / sizeof(rows[0])};
     CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_I32, 10)), TDM_ALGORITHM_TREE);
     CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_I32, 256)), TDM_ALGORITHM_RING);
     CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_F32, 256)), TDM_ALGORITHM_DIRECT); /* no float by ring */
@@ -149,7 +149,7 @@ static char folder[] = "build/choose_test.XXXXXX";
 static const char *file_with(const char *text)
 {
     static char path[64];
-    snprintf(path, sizeof path, "%s/tune.json", folder);
+    snprintf(path, sizeof(path), "%s/tune.json", folder);
     CHECK_INT(tdm_file_replace(path, text, strlen(text), NULL), TDM_OK);
     return path;
 }
@@ -218,7 +218,7 @@ static void bad_files_are_refused(void)
         {FILE_OF(ROW("\"reduce\"", "true", "2", "0", "\"tree\"", "3")), "segment_bytes"},
         {FILE_OF(ROW("\"reduce\"", "true", "2", "0", "\"tree\"", "99999999999")), "segment_bytes"},
     };
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         tdm_error err = {.message = ""};
         tdm__choices choices = {0};
         CHECK(tdm__choices_load(file_with(bad[i].text), &choices, &err) != TDM_OK);
@@ -375,9 +375,9 @@ static const check_test tests[] = {
 int main(int argc, char **argv)
 {
     if (tdm_dir_make("build", NULL) != TDM_OK || !mkdtemp(folder)) return 1;
-    int result = check_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+    int result = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
     char path[64];
-    snprintf(path, sizeof path, "%s/tune.json", folder);
+    snprintf(path, sizeof(path), "%s/tune.json", folder);
     unlink(path);
     rmdir(folder);
     return result;

@@ -51,7 +51,7 @@ static void *note_thread(void *user)
 static bool thread_is_gone(int thread)
 {
     char path[64];
-    snprintf(path, sizeof path, "/proc/self/task/%d", thread);
+    snprintf(path, sizeof(path), "/proc/self/task/%d", thread);
     double until_s = tdm_clock_s() + 20;
     while (access(path, F_OK) == 0 && tdm_clock_s() < until_s) pause_s(0.001);
     return access(path, F_OK) != 0;
@@ -118,7 +118,7 @@ static void on_news(void *user, const tdm__news *news)
     l->last = *news;
     if (news->loss) l->sign = news->loss->sign;
     l->at_s = tdm_clock_s();
-    snprintf(l->text, sizeof l->text, "%s", news->text);
+    snprintf(l->text, sizeof(l->text), "%s", news->text);
     l->lost += news->kind == TDM__NEWS_LOST;
     l->left += news->kind == TDM__NEWS_LEFT;
     l->broken += news->kind == TDM__NEWS_BROKEN;
@@ -210,7 +210,7 @@ static int rank_that_leaves(const world *w, int rank)
         char text[500];
         int who = 1;
         pause_s(0.1);
-        control->ops->report(control, &who, 1, text, sizeof text);
+        control->ops->report(control, &who, 1, text, sizeof(text));
         CHECK_HAS(text, "rank 1 (");
         CHECK_HAS(text, "which knows what they did last, has left");
         uint8_t **all = NULL;
@@ -332,15 +332,15 @@ static int rank_that_waits(const world *w, int rank)
     listener l;
     listen_to(control, &l);
     char text[1000];
-    CHECK(report_has(control, "counts sheep", text, sizeof text));
+    CHECK(report_has(control, "counts sheep", text, sizeof(text)));
     if (rank != 1) {
         shared->saw++;
         CHECK(await(&shared->may_go, 1, 30));
-        CHECK(report_of_silence(control, text, sizeof text));
+        CHECK(report_of_silence(control, text, sizeof(text)));
         char who[64];
-        snprintf(who, sizeof who, "process %d): counts sheep", shared->pids[1]);
+        snprintf(who, sizeof(who), "process %d): counts sheep", shared->pids[1]);
         CHECK_HAS(text, who);
-        control->ops->report(control, &rank, 1, text, sizeof text); /* of somebody who is well */
+        control->ops->report(control, &rank, 1, text, sizeof(text)); /* of somebody who is well */
         CHECK_HAS(text, who);
         shared->saw++;
     }
@@ -381,7 +381,7 @@ static int rank_that_gives_up(const world *w, int rank)
     CHECK_INT(heard.last.rank, w->victim < 0 ? 1 : 0);
     CHECK_HAS(heard.text, "it was not heard of for ");
     char text[1000];
-    CHECK(w->victim == 0 || report_has(control, "lost: it was not heard of", text, sizeof text));
+    CHECK(w->victim == 0 || report_has(control, "lost: it was not heard of", text, sizeof(text)));
     shared->saw++;
     await(&shared->saw, 2, 20);
     control->ops->close(control);
@@ -428,7 +428,7 @@ static void check_lacking(const char *message, int rank)
 {
     const char *list = strstr(message, "missing ranks: ");
     char self[16];
-    snprintf(self, sizeof self, " %d", rank);
+    snprintf(self, sizeof(self), " %d", rank);
     CHECK_HAS(list, " 2");
     CHECK(!list || !strstr(list, self));
 }
@@ -494,7 +494,7 @@ static int rank_that_holds_a_lock(const world *w, int rank)
     } else {
         CHECK(await(&s.entered, 1, 20));
         char text[1000];
-        CHECK(report_has(control, "rank 1 (", text, sizeof text));
+        CHECK(report_has(control, "rank 1 (", text, sizeof(text)));
         CHECK(!strstr(text, "does not answer"));
     }
     pthread_mutex_unlock(&s.lock);
@@ -534,7 +534,7 @@ static int rank_that_asks_too_late(const world *w, int rank)
         char text[1000] = "";
         double until_s = tdm_clock_s() + 20;
         while (!strstr(text, "has left") && tdm_clock_s() < until_s)
-            control->ops->report(control, &rank, 1, text, sizeof text);
+            control->ops->report(control, &rank, 1, text, sizeof(text));
         CHECK_HAS(text, "has left");
         CHECK_INT(s.entered, 1);
     }
@@ -658,7 +658,7 @@ static int rank_that_exchanges_until_the_end(const world *w, int rank)
         if (status == TDM_OK) continue;
         CHECK_INT(status, TDM_ERR_PEER_FAILED);
         char name[32];
-        snprintf(name, sizeof name, "rank %d (", w->victim);
+        snprintf(name, sizeof(name), "rank %d (", w->victim);
         CHECK_HAS(err.message, name);
         break;
     }
@@ -716,7 +716,7 @@ static int other_end(int fd)
     tdm__endpoint here = tdm__socket_here(fd);
     for (int i = 0; i < 1000; i++) {
         tdm__endpoint there = tdm__socket_there(i);
-        if (there.port == here.port && memcmp(there.bytes, here.bytes, sizeof here.bytes) == 0)
+        if (there.port == here.port && memcmp(there.bytes, here.bytes, sizeof(here.bytes)) == 0)
             return i;
     }
     return -1;

@@ -82,7 +82,7 @@ static inline void on_log(const tdm_log_record *record, void *user)
     (void)user;
     if (record->level < TDM_LOG_WARN) return;
     if (shared->warners++ == 0)
-        snprintf(shared->warning, sizeof shared->warning, "%s", record->message);
+        snprintf(shared->warning, sizeof(shared->warning), "%s", record->message);
     shared->warnings++;
 }
 
@@ -107,7 +107,7 @@ static inline int start_one(const world *w, int rank)
 
 static inline void start(world *w)
 {
-    memset(shared, 0, sizeof *shared);
+    memset(shared, 0, sizeof(*shared));
     for (int i = 0; i < w->size; i++) shared->pids[i] = w->pids[i] = start_one(w, i);
 }
 
@@ -161,7 +161,7 @@ static inline const char *unix_name(void)
 {
     static char text[64];
     static int number;
-    snprintf(text, sizeof text, "unix:tandem-control-test-%ld-%d", (long)getpid(), number++);
+    snprintf(text, sizeof(text), "unix:tandem-control-test-%ld-%d", (long)getpid(), number++);
     return text;
 }
 
@@ -180,7 +180,7 @@ static inline const char *tcp_name(int family)
         fd = tdm__socket_listen((struct sockaddr *)&any, bytes);
         if (fd >= 0) close(fd);
     }
-    snprintf(text, sizeof text, family == AF_INET6 ? "[::1]:%d" : "127.0.0.1:%d", port);
+    snprintf(text, sizeof(text), family == AF_INET6 ? "[::1]:%d" : "127.0.0.1:%d", port);
     return text;
 }
 
@@ -189,8 +189,8 @@ static inline const char *file_name(void)
     static char text[128];
     static int number;
     const char *dir = getenv("TMPDIR");
-    snprintf(text, sizeof text, "%s/tandem-control-test-%ld-%d", dir ? dir : "/tmp", (long)getpid(),
-             number++);
+    snprintf(text, sizeof(text), "%s/tandem-control-test-%ld-%d", dir ? dir : "/tmp",
+             (long)getpid(), number++);
     return text;
 }
 
@@ -203,7 +203,7 @@ static inline void run_at_once(void (*const *tests)(void), int count)
         pids[i] = fork();
         if (pids[i] != 0) continue;
         check_failures = 0;
-        shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+        shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
                       0);
         if (shared == MAP_FAILED) _exit(1);
         tests[i]();
@@ -215,7 +215,7 @@ static inline void run_at_once(void (*const *tests)(void), int count)
 
 static inline int world_main(int argc, char **argv, const check_test *tests, size_t count)
 {
-    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     return shared == MAP_FAILED ? 1 : check_main(argc, argv, tests, count);
 }
 

@@ -31,7 +31,7 @@ static void each_rank(tdm_comm *comm, void *user)
 static void note(story *s, int rank, tdm_status status, const tdm_error *err)
 {
     s->status[rank] = status;
-    snprintf(s->text[rank], sizeof s->text[rank], "%s", status == TDM_OK ? "" : err->message);
+    snprintf(s->text[rank], sizeof(s->text[rank]), "%s", status == TDM_OK ? "" : err->message);
 }
 
 static tdm_sim_result run(story *s, int size, const tdm_sim_fault *faults, int fault_count)
@@ -239,7 +239,7 @@ static void urgent_last(story *s, tdm_comm *comm, int rank)
 {
     enum { CALLS = 12, COUNT = 1 << 20, FEW = 1 << 14 };
     tdm_error err = {0};
-    float *much = calloc((size_t)CALLS * COUNT, sizeof *much), few[FEW] = {0};
+    float *much = calloc((size_t)CALLS * COUNT, sizeof(*much)), few[FEW] = {0};
     tdm_request *requests[CALLS];
     for (int i = 0; i < CALLS; i++) {
         tdm_call call = {.kind = TDM_CALL_ALL_REDUCE,
@@ -279,18 +279,18 @@ static void pass_messages(story *s, tdm_comm *comm, int rank)
     tdm_error err = {0};
     tdm_group *world = tdm_comm_world(comm);
     int size = tdm_comm_size(comm);
-    memset(data[rank], rank + 1, sizeof data[rank]);
+    memset(data[rank], rank + 1, sizeof(data[rank]));
     tdm_request *request = NULL;
     tdm_call call = {.kind = TDM_CALL_SEND,
                      .dtype = TDM_DTYPE_U8,
-                     .count = sizeof data[rank],
+                     .count = sizeof(data[rank]),
                      .in = data[rank],
                      .root = (rank + 1) % size,
                      .tag = 5};
     CHECK_INT(tdm_call_start(world, &call, &request, &err), TDM_OK);
     uint8_t got[100000], small[3] = {1, 2, 3};
     int left = (rank + size - 1) % size;
-    CHECK_INT(tdm_group_recv(world, left, 5, got, sizeof got, &err), TDM_OK);
+    CHECK_INT(tdm_group_recv(world, left, 5, got, sizeof(got), &err), TDM_OK);
     CHECK_INT(got[0], left + 1);
     CHECK_INT(got[99999], left + 1);
     CHECK_INT(tdm_request_wait(request, &err), TDM_OK);

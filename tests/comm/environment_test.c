@@ -62,7 +62,7 @@ static void set_environment(const char *settings)
     for (size_t i = 0; i < sizeof(all_variables) / sizeof(all_variables[0]); i++)
         unsetenv(all_variables[i]);
     char text[512];
-    snprintf(text, sizeof text, "%s", settings);
+    snprintf(text, sizeof(text), "%s", settings);
     char *rest = NULL;
     for (char *word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
         char *value = strchr(word, '=');
@@ -239,13 +239,13 @@ static void slurm_lists_begin_with_a_host(void)
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char host[64] = "";
-        bool ok = tdm__slurm_first_host(cases[i].list, host, sizeof host);
+        bool ok = tdm__slurm_first_host(cases[i].list, host, sizeof(host));
         CHECK_INT(ok, cases[i].host != NULL);
         if (ok) CHECK_TEXT(host, cases[i].host);
     }
     char small[4];
-    CHECK(!tdm__slurm_first_host("abcd", small, sizeof small));
-    CHECK(!tdm__slurm_first_host("a[1234]", small, sizeof small));
+    CHECK(!tdm__slurm_first_host("abcd", small, sizeof(small)));
+    CHECK(!tdm__slurm_first_host("a[1234]", small, sizeof(small)));
 }
 
 static tdm_status guess(const char *settings, char *out, tdm_error *err)
@@ -400,8 +400,8 @@ static void rendezvous_are_understood(void)
         CHECK_TEXT(meeting.port, cases[i].port);
     }
     char long_text[2000];
-    memset(long_text, 'a', sizeof long_text);
-    long_text[sizeof long_text - 1] = '\0';
+    memset(long_text, 'a', sizeof(long_text));
+    long_text[sizeof(long_text) - 1] = '\0';
     tdm__rendezvous meeting;
     CHECK_INT(tdm__rendezvous_init(&meeting, long_text, NULL, NULL), TDM_ERR_INVALID);
     CHECK_INT(tdm__rendezvous_init(&meeting, "unix:x", long_text, NULL), TDM_ERR_INVALID);
@@ -449,5 +449,5 @@ static const check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    return check_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+    return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }

@@ -132,7 +132,7 @@ static void draw_call(flood *f, one_call *c)
         c->call.out = c->parts[c->part_count - 1] + first;
         return;
     }
-    float *out = calloc(c->call.count, sizeof *out);
+    float *out = calloc(c->call.count, sizeof(*out));
     c->call.out = out;
     for (size_t i = first; c->call.kind == TDM_CALL_ALL_GATHER && i < first + count; i++)
         out[i] = number_of(i, 0);
@@ -186,7 +186,7 @@ static long max_resident_kb(void)
 
 static void run_round(flood *f)
 {
-    one_call *calls = calloc(CALLS, sizeof *calls);
+    one_call *calls = calloc(CALLS, sizeof(*calls));
     int order[CALLS];
     for (int i = 0; i < CALLS; i++) draw_call(f, &calls[i]);
     long before_kb = max_resident_kb();
@@ -221,7 +221,7 @@ static void run_urgent(flood *f, tdm_algorithm algorithm)
                              .algorithm = algorithm,
                              .priority = -i};
         tdm_extent own = tdm_group_slice(URGENT_COUNT, f->size, f->rank);
-        float *out = calloc(URGENT_COUNT, sizeof *out);
+        float *out = calloc(URGENT_COUNT, sizeof(*out));
         c->call.out = out;
         for (size_t k = own.first; k < own.first + own.count; k++) out[k] = number_of(k, 0);
     }
@@ -339,10 +339,10 @@ static pid_t start_rank(const char *transport, int rank, int size)
     pid_t pid = fork();
     if (pid != 0) return pid;
     char text[64];
-    snprintf(text, sizeof text, "flood-%d-%d", (int)getppid(), size);
+    snprintf(text, sizeof(text), "flood-%d-%d", (int)getppid(), size);
     rank_env_set(&(rank_env){
         .meeting = text, .transport = transport, .rank = rank, .size = size, .deadline_s = 60});
-    snprintf(text, sizeof text, "host%d", rank / HOST_RANKS);
+    snprintf(text, sizeof(text), "host%d", rank / HOST_RANKS);
     if (strchr(transport, '+')) setenv("TANDEM_HOST", text, 1);
     execl("/proc/self/exe", "flood_test", "--rank", (char *)NULL);
     _exit(127);

@@ -23,12 +23,12 @@ static const placement placements[] = {
     {9, {0, 0, 0, 1, 1, 1, 2, 2, 2}},           /* sub-trees across hosts */
     {12, {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5}}, /* many hosts */
 };
-enum { PLACEMENTS = sizeof placements / sizeof placements[0] };
+enum { PLACEMENTS = sizeof(placements) / sizeof(placements[0]) };
 
 static const tdm_call_kind kinds[] = {TDM_CALL_BARRIER,        TDM_CALL_BROADCAST,
                                       TDM_CALL_REDUCE,         TDM_CALL_ALL_REDUCE,
                                       TDM_CALL_REDUCE_SCATTER, TDM_CALL_ALL_GATHER};
-enum { KINDS = sizeof kinds / sizeof kinds[0] };
+enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 
 static void all_kinds(member *m)
 {
@@ -153,7 +153,7 @@ static void sums_of_hosts(void)
         tdm__tree_plan plan = {0};
         tdm__host_sums sums = {0};
         int host_of[MAX_MEMBERS];
-        memcpy(host_of, placements[i].host_of, sizeof host_of);
+        memcpy(host_of, placements[i].host_of, sizeof(host_of));
         tdm_group group = {.size = placements[i].size, .host_of = host_of};
         CHECK_INT(tdm__leaves_init(&leaves, NULL, group.size, NULL), TDM_OK);
         CHECK_INT(tdm__tree_plan_init(&plan, leaves.nodes, leaves.count, 1, NULL), TDM_OK);

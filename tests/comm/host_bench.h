@@ -105,14 +105,15 @@ static inline void bench_child(const bench_options *o, int rank, int fd)
     int fds_before = bench_open_fds();
     tdm__host *host = NULL;
     tdm_error err = {0};
-    bench_address *mine = calloc(1, sizeof *mine), *all = calloc(MAX_BENCH_RANKS, sizeof *all);
+    bench_address *mine = calloc(1, sizeof(*mine)), *all = calloc(MAX_BENCH_RANKS, sizeof(*all));
     size_t bytes = 0;
     if (tdm__host_create(&options, &host, mine->data, &bytes, &err) != TDM_OK) {
         fprintf(stderr, "rank %d: %s\n", rank, err.message);
         exit(BENCH_ENDED_BADLY);
     }
     mine->bytes = bytes;
-    if (!bench_write(fd, mine, sizeof *mine) || !bench_read(fd, all, sizeof *all * (size_t)o->size))
+    if (!bench_write(fd, mine, sizeof(*mine)) ||
+        !bench_read(fd, all, sizeof(*all) * (size_t)o->size))
         exit(BENCH_ENDED_BADLY);
     const uint8_t *addresses[MAX_BENCH_RANKS];
     size_t lengths[MAX_BENCH_RANKS];
@@ -159,11 +160,11 @@ static inline void bench_run(const bench_options *o)
         close(pair[1]);
         fds[i] = pair[0];
     }
-    bench_address *all = calloc(MAX_BENCH_RANKS, sizeof *all);
-    for (int i = 0; i < o->size; i++) CHECK(bench_read(fds[i], &all[i], sizeof all[i]));
+    bench_address *all = calloc(MAX_BENCH_RANKS, sizeof(*all));
+    for (int i = 0; i < o->size; i++) CHECK(bench_read(fds[i], &all[i], sizeof(all[i])));
     if (o->meanwhile) o->meanwhile((const char *)all[0].data, all[0].bytes, o->context);
     for (int i = 0; i < o->size; i++)
-        CHECK(bench_write(fds[i], all, sizeof *all * (size_t)o->size));
+        CHECK(bench_write(fds[i], all, sizeof(*all) * (size_t)o->size));
     free(all);
     for (int i = 0; i < o->size; i++) {
         int status = 0;

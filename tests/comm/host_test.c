@@ -66,7 +66,7 @@ static void blocks_are_zero_and_go_back(void)
         tdm__host_free(host, offsets[3]); /* not taken: a word in the log, and no harm */
     }
     int local = 0;
-    CHECK(tdm__host_offset(host, &local, sizeof local) == UINT64_MAX);
+    CHECK(tdm__host_offset(host, &local, sizeof(local)) == UINT64_MAX);
     CHECK(tdm__host_offset(host, host->base + host->at.end - 4, 5) == UINT64_MAX);
     CHECK_INT(tdm__host_offset(host, host->base + host->at.end - 4, 4), host->at.end - 4);
     tdm__host_destroy(host);
@@ -97,7 +97,7 @@ static void too_much_is_an_error(void)
     for (int i = 0; i < count; i++) tdm__host_free(host, offsets[i]);
 
     /* And the table, with the smallest ones. */
-    uint64_t *many = calloc(TDM__MAX_HOST_BLOCKS, sizeof *many);
+    uint64_t *many = calloc(TDM__MAX_HOST_BLOCKS, sizeof(*many));
     int max = BENCH_SCALE(20000, 3000);
     for (int i = 0; i < max; i++) CHECK(tdm__host_alloc(host, 1, &many[i], &err) == TDM_OK);
     for (int i = 0; i < max; i++) tdm__host_free(host, many[i]);
@@ -403,8 +403,8 @@ static void strangers_come(const char *name, size_t bytes, void *context)
         fds[i] = connect_to(name, bytes);
         CHECK(fds[i] >= 0);
         char garbage[4096];
-        memset(garbage, 0x41 + i, sizeof garbage);
-        if (i % 3 == 1) CHECK(send(fds[i], garbage, sizeof garbage, MSG_NOSIGNAL) > 0);
+        memset(garbage, 0x41 + i, sizeof(garbage));
+        if (i % 3 == 1) CHECK(send(fds[i], garbage, sizeof(garbage), MSG_NOSIGNAL) > 0);
         if (i % 3 == 2) CHECK(send(fds[i], garbage, 3, MSG_NOSIGNAL) == 3);
     }
     if (geteuid() != 0) return;
@@ -427,7 +427,7 @@ static void strangers_are_turned_away(void)
         .size = 3, .body = random_blocks, .meanwhile = strangers_come, .context = fds});
     for (int i = 0; i < STRANGERS; i++) {
         char bytes[64];
-        CHECK(recv(fds[i], bytes, sizeof bytes, 0) <= 0); /* closed, and nothing was said */
+        CHECK(recv(fds[i], bytes, sizeof(bytes), 0) <= 0); /* closed, and nothing was said */
         close(fds[i]);
     }
     if (fds[STRANGERS] > 0) {
@@ -473,7 +473,7 @@ static void one_cannot_map(int *ends, tdm_error *errors)
 
 static void all_or_none(void)
 {
-    tdm_error *errors = mmap(NULL, 3 * sizeof *errors, PROT_READ | PROT_WRITE,
+    tdm_error *errors = mmap(NULL, 3 * sizeof(*errors), PROT_READ | PROT_WRITE,
                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int ends[3];
     if (!BENCH_SANITIZED) one_cannot_map(ends, errors);
@@ -485,7 +485,7 @@ static void all_or_none(void)
     CHECK_INT(ends[1], BENCH_NOT_CONNECTED);
     CHECK_INT(ends[2], BENCH_NOT_CONNECTED);
     CHECK_HAS(errors[1].message, "rank 0");
-    munmap(errors, 3 * sizeof *errors);
+    munmap(errors, 3 * sizeof(*errors));
 }
 
 static void how_long_to_spin(bench *b)

@@ -26,7 +26,7 @@ static bool run_some(plan *p, int count, bool stop)
     int second_count = 0;
     for (int i = 0; i < count; i++) {
         char place[96];
-        snprintf(place, sizeof place, "%s:%d", p->address, p->port++);
+        snprintf(place, sizeof(place), "%s:%d", p->address, p->port++);
         trial t = {.rendezvous = place,
                    .spaces = p->spaces,
                    .ranks_per_host = RANKS_PER_HOST,

@@ -89,7 +89,7 @@ int main(int argc, char **argv)
                 .size = tdm_comm_size(comm),
                 .count = argc > 3 ? strtoull(argv[3], NULL, 10) : 20000};
     if (r.count < (size_t)r.size + 1) r.count = (size_t)r.size + 1;
-    r.data = malloc(r.count * sizeof *r.data);
+    r.data = malloc(r.count * sizeof(*r.data));
     int code = r.data ? run_rounds(&r, strtod(argv[1], NULL)) : 2;
     tdm_comm_close(comm);
     free(r.data);

@@ -41,13 +41,13 @@ typedef struct queue {
 static int open_tap(const char *space, const char *name)
 {
     char path[128];
-    snprintf(path, sizeof path, "/run/netns/%s", space);
+    snprintf(path, sizeof(path), "/run/netns/%s", space);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || setns(fd, CLONE_NEWNET) != 0) return -1;
     close(fd);
     fd = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
     struct ifreq request = {.ifr_flags = IFF_TAP | IFF_NO_PI};
-    snprintf(request.ifr_name, sizeof request.ifr_name, "%s", name);
+    snprintf(request.ifr_name, sizeof(request.ifr_name), "%s", name);
     return fd >= 0 && ioctl(fd, TUNSETIFF, &request) == 0 ? fd : -1;
 }
 
@@ -55,7 +55,7 @@ static void take(int fd, int to, queue *q, double delay_s, unsigned loss, tdm_rn
 {
     while (q->count < MAX_FRAMES) {
         frame *f = &q->frames[(q->first + q->count) % MAX_FRAMES];
-        ssize_t got = read(fd, f->data, sizeof f->data);
+        ssize_t got = read(fd, f->data, sizeof(f->data));
         if (got <= 0) return;
         if (tdm_rng_below(rng, 1000) < loss) continue;
         f->bytes = (size_t)got;
@@ -72,7 +72,7 @@ int main(int argc, char **argv)
     int taps[2] = {open_tap(argv[1], argv[2]), open_tap(argv[3], argv[4])};
     double delay_s = strtod(argv[5], NULL) / 1000;
     unsigned loss = (unsigned)strtoul(argv[6], NULL, 10);
-    queue q = {.frames = malloc(MAX_FRAMES * sizeof *q.frames)};
+    queue q = {.frames = malloc(MAX_FRAMES * sizeof(*q.frames))};
     if (taps[0] < 0 || taps[1] < 0 || !q.frames) {
         fprintf(stderr, "hosts_wire: cannot make its devices: %s\n", strerror(errno));
         return 1;

@@ -18,10 +18,10 @@ static int sockets_left(void)
 {
     char line[512], name[32];
     int count = 0;
-    snprintf(name, sizeof name, "tandem-kill-%d-", (int)getpid());
+    snprintf(name, sizeof(name), "tandem-kill-%d-", (int)getpid());
     FILE *file = fopen("/proc/net/unix", "r");
     if (!file) return 0;
-    while (fgets(line, sizeof line, file)) count += strstr(line, name) != NULL;
+    while (fgets(line, sizeof(line), file)) count += strstr(line, name) != NULL;
     fclose(file);
     return count;
 }
@@ -35,7 +35,7 @@ static int run_trials(const char *transport, int trials, uint64_t first, int wor
     for (int i = worker; i < trials; i += WORKERS, count++) {
         char place[64];
         uint64_t seed = first + (uint64_t)i;
-        snprintf(place, sizeof place, "unix:tandem-kill-%d-%llu", (int)getpid(),
+        snprintf(place, sizeof(place), "unix:tandem-kill-%d-%llu", (int)getpid(),
                  (unsigned long long)seed);
         trial t = {.transport = transport, .rendezvous = place, .seed = seed};
         tdm_rng rng = tdm_rng_at(

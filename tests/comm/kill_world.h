@@ -41,7 +41,7 @@ typedef struct word {
 
 static void say(int pipe_fd, const word *w)
 {
-    if (write(pipe_fd, w, sizeof *w) != (ssize_t)sizeof *w) _exit(9);
+    if (write(pipe_fd, w, sizeof(*w)) != (ssize_t)sizeof(*w)) _exit(9);
 }
 
 static double number_of(const char *variable)
@@ -80,11 +80,11 @@ static int be_a_rank(int pipe_fd)
         w.rank = tdm_comm_rank(comm);
         w.status = tdm_group_barrier(tdm_comm_world(comm), &err);
     }
-    snprintf(w.text, sizeof w.text, "%.999s", w.status == TDM_OK ? "" : err.message);
+    snprintf(w.text, sizeof(w.text), "%.999s", w.status == TDM_OK ? "" : err.message);
     w.ready = w.status == TDM_OK;
     say(pipe_fd, &w);
     if (w.status != TDM_OK) return 1;
-    float *a = calloc(1100000, sizeof *a), *b = calloc(1100000, sizeof *b);
+    float *a = calloc(1100000, sizeof(*a)), *b = calloc(1100000, sizeof(*b));
     if (!a || !b) return 1;
     tdm_rng rng = tdm_rng_at(
         (tdm_rng_address){.seed = (uint64_t)number_of("KILL_SEED"), .stream = TDM_RNG_STREAM_USER});
@@ -93,7 +93,7 @@ static int be_a_rank(int pipe_fd)
     w.time_s = tdm_clock_s();
     w.status = (int)status;
     w.ready = false;
-    snprintf(w.text, sizeof w.text, "%.999s", err.message);
+    snprintf(w.text, sizeof(w.text), "%.999s", err.message);
     say(pipe_fd, &w);
     free(a);
     free(b);
@@ -123,7 +123,7 @@ typedef struct trial {
 static void set_number(const char *variable, double value)
 {
     char text[32];
-    snprintf(text, sizeof text, "%.17g", value);
+    snprintf(text, sizeof(text), "%.17g", value);
     setenv(variable, text, 1);
 }
 
@@ -145,8 +145,8 @@ static pid_t start_rank(const trial *t, int rank, int write_fd)
     set_number("KILL_SEED", (double)t->seed);
     set_number("KILL_DEADLINE_S", t->deadline_s);
     char text[16], self[4096];
-    snprintf(text, sizeof text, "%d", write_fd);
-    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    snprintf(text, sizeof(text), "%d", write_fd);
+    ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
     if (length < 0) _exit(127);
     self[length] = '\0';
     if (t->spaces) /* which becomes the rank itself: the process stays the same */
@@ -164,7 +164,7 @@ static bool hear(const trial *t, word *out, double until_s)
         double left = until_s - tdm_clock_s();
         struct pollfd fd = {.fd = t->pipe_fd, .events = POLLIN};
         int got = poll(&fd, 1, left > 0 ? (int)(left * 1e3) + 1 : 0);
-        if (got > 0) return read(t->pipe_fd, out, sizeof *out) == (ssize_t)sizeof *out;
+        if (got > 0) return read(t->pipe_fd, out, sizeof(*out)) == (ssize_t)sizeof(*out);
         if (got == 0 || errno != EINTR) return false;
     }
 }
@@ -183,8 +183,8 @@ static bool complain(const trial *t, const char *what, const word *w)
 static bool names_victim(const trial *t, const char *text)
 {
     char plain[16], listed[16];
-    snprintf(plain, sizeof plain, "rank %d", t->victim);
-    snprintf(listed, sizeof listed, " %d", t->victim);
+    snprintf(plain, sizeof(plain), "rank %d", t->victim);
+    snprintf(listed, sizeof(listed), " %d", t->victim);
     const char *list = strstr(text, "ranks ");
     return strstr(text, plain) != NULL || (list && strstr(list, listed));
 }

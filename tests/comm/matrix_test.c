@@ -25,14 +25,14 @@ enum { LANES = 16, MAX_PARTS = 16 };
 
 static const tdm_dtype types[] = {TDM_DTYPE_F32,  TDM_DTYPE_F64, TDM_DTYPE_F16,
                                   TDM_DTYPE_BF16, TDM_DTYPE_I32, TDM_DTYPE_I64};
-enum { TYPES = sizeof types / sizeof types[0] };
+enum { TYPES = sizeof(types) / sizeof(types[0]) };
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 static const size_t counts[] = {0, 1, 7, 1000, 65537};
 #else
 static const size_t counts[] = {0, 1, 7, 1000, 65537, 1000003, 10000000};
 #endif
-enum { COUNTS = sizeof counts / sizeof counts[0] };
+enum { COUNTS = sizeof(counts) / sizeof(counts[0]) };
 enum {
     PERIOD = 65521
 }; /* elements, after which numbers repeat: a prime, so no piece of a call is so long */
@@ -53,7 +53,7 @@ static double value_of(tdm_dtype type, int lane, size_t i)
 static uint16_t half_bits(float value)
 {
     uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
+    memcpy(&bits, &value, sizeof(bits));
     if (value == 0) return 0;
     uint32_t exponent = ((bits >> 23) & 0xff) - 127 + 15;
     return (uint16_t)((bits >> 31) << 15 | exponent << 10 | ((bits >> 13) & 0x3ff));
@@ -63,7 +63,7 @@ static void put(tdm_dtype type, void *at, size_t i, double value)
 {
     float f = (float)value;
     uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
+    memcpy(&bits, &f, sizeof(bits));
     switch (type) {
     case TDM_DTYPE_F32: ((float *)at)[i] = f; break;
     case TDM_DTYPE_F64: ((double *)at)[i] = value; break;
@@ -302,7 +302,7 @@ static pid_t start_rank(const char *transport, int rank, int size)
     pid_t pid = fork();
     if (pid != 0) return pid;
     char text[64];
-    snprintf(text, sizeof text, "matrix-%d-%d", (int)getppid(), size);
+    snprintf(text, sizeof(text), "matrix-%d-%d", (int)getppid(), size);
     rank_env_set(&(rank_env){
         .meeting = text, .transport = transport, .rank = rank, .size = size, .deadline_s = 120});
     execl("/proc/self/exe", "matrix_test", "--rank", (char *)NULL);

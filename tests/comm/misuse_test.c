@@ -120,7 +120,7 @@ static void wrong_cuts(tdm_comm *comm, int rank)
     int64_t first[] = {0, 1, 2};
     tdm_lanes lanes = {.lane_count = 2, .first = first};
     for (int kind = TDM_CALL_REDUCE_SCATTER; kind <= TDM_CALL_SCATTER; kind++)
-        for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
             tdm_call call = {.kind = (tdm_call_kind)kind,
                              .dtype = TDM_DTYPE_F32,
                              .count = 10,
@@ -149,7 +149,7 @@ static void wrong_cuts(tdm_comm *comm, int rank)
 static void other_cuts(tdm_comm *comm, int rank)
 {
     const size_t cuts[] = {0, rank == 0 ? 5 : 6, 100000};
-    float *data = calloc(100000, sizeof *data);
+    float *data = calloc(100000, sizeof(*data));
     tdm_error err = {0};
     tdm_call call = {.kind = TDM_CALL_ALL_GATHER,
                      .dtype = TDM_DTYPE_F32,
@@ -171,8 +171,8 @@ static void many_tags(tdm_comm *comm, int rank)
     tdm_status status = TDM_OK;
     for (uint32_t i = 0; i < count && status == TDM_OK; i++) {
         uint32_t value = i;
-        status = rank == 0 ? tdm_group_send(world, 1, i, &value, sizeof value, &err)
-                           : tdm_group_recv(world, 0, i, &value, sizeof value, &err);
+        status = rank == 0 ? tdm_group_send(world, 1, i, &value, sizeof(value), &err)
+                           : tdm_group_recv(world, 0, i, &value, sizeof(value), &err);
         CHECK(value == i);
     }
     CHECK_INT(status, TDM_OK);
@@ -198,8 +198,8 @@ static void close_with_pending(tdm_comm *comm, int rank)
     }
     CHECK(await_state(comm, 0, TDM_PEER_LEFT));
     nap(0.5); /* what its end breaks is broken by then */
-    tdm_status status = rank == 1 ? tdm_group_send(world, 2, 5, &value, sizeof value, &err)
-                                  : tdm_group_recv(world, 1, 5, &value, sizeof value, &err);
+    tdm_status status = rank == 1 ? tdm_group_send(world, 2, 5, &value, sizeof(value), &err)
+                                  : tdm_group_recv(world, 1, 5, &value, sizeof(value), &err);
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
     CHECK_INT(tdm_comm_peer_state(comm, 0), TDM_PEER_LEFT);
@@ -284,8 +284,8 @@ static void left_third(tdm_comm *comm, int rank)
     if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
     if (rank == 0) CHECK_INT(sum, 3);
     if (rank == 1) nap(3);
-    status = rank == 0 ? tdm_group_recv(world, 1, 3, &value, sizeof value, &err)
-                       : tdm_group_send(world, 0, 3, &value, sizeof value, &err);
+    status = rank == 0 ? tdm_group_recv(world, 1, 3, &value, sizeof(value), &err)
+                       : tdm_group_send(world, 0, 3, &value, sizeof(value), &err);
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
 }
@@ -436,7 +436,7 @@ static void disagree(tdm_comm *comm, int rank)
         {{.kind = TDM_CALL_SEND, .count = 30000, .root = 1},
          {.kind = TDM_CALL_RECV, .count = 30001}},
     };
-    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
         tdm_group *group = NULL;
         tdm_status status = tdm_group_create(comm, (int[]){0, 1}, 2, &group, &err);
         CHECK_INT(status, TDM_OK);
@@ -614,7 +614,7 @@ static void *push(void *user)
 static void not_held_up(tdm_comm *comm, int rank)
 {
     pusher p = {.group = tdm_comm_world(comm), .count = SLOW ? 1 << 20 : 16 << 20};
-    p.data = calloc(p.count, sizeof *p.data);
+    p.data = calloc(p.count, sizeof(*p.data));
     if (!p.data) return;
     pthread_t handle;
     CHECK(pthread_create(&handle, NULL, push, &p) == 0);
@@ -735,7 +735,7 @@ static const scene scenes[] = {
     {"forks", 2, forks, -1},
     {"error_dumps", 2, error_dumps, -1},
 };
-enum { SCENES = sizeof scenes / sizeof scenes[0] };
+enum { SCENES = sizeof(scenes) / sizeof(scenes[0]) };
 
 static int be_a_rank(const char *name)
 {
@@ -754,16 +754,16 @@ static pid_t start_rank(const scene *s, int rank, const int *pipe_fds)
     pid_t pid = fork();
     if (pid != 0) return pid;
     char text[64];
-    snprintf(text, sizeof text, "%d", pipe_fds[0]);
+    snprintf(text, sizeof(text), "%d", pipe_fds[0]);
     setenv("MISUSE_READ", text, 1);
-    snprintf(text, sizeof text, "%d", pipe_fds[1]);
+    snprintf(text, sizeof(text), "%d", pipe_fds[1]);
     setenv("MISUSE_WRITE", text, 1);
-    snprintf(text, sizeof text, "unix:tandem-misuse-%d-%s", (int)getppid(), s->name);
+    snprintf(text, sizeof(text), "unix:tandem-misuse-%d-%s", (int)getppid(), s->name);
     setenv("TANDEM_RENDEZVOUS", text, 1);
     setenv("TANDEM_SECRET", "misuse", 1);
-    snprintf(text, sizeof text, "%d", rank);
+    snprintf(text, sizeof(text), "%d", rank);
     setenv("TANDEM_RANK", text, 1);
-    snprintf(text, sizeof text, "%d", s->size);
+    snprintf(text, sizeof(text), "%d", s->size);
     setenv("TANDEM_SIZE", text, 1);
     if (s->stops >= 0) setenv("TANDEM_DEADLINE", "3", 1);
     execl("/proc/self/exe", "misuse_test", "--rank", s->name, (char *)NULL);

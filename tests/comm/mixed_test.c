@@ -132,7 +132,7 @@ static tdm__host *near_host(bench *b, plan *p)
 static void mixed_traffic(bench *b)
 {
     plan *p = b->context;
-    traffic *t = malloc(sizeof *t);
+    traffic *t = malloc(sizeof(*t));
     traffic_init(t, b->rank, b->size, BENCH_SCALE(120, 15), 4242);
     t->shared = &p->shared;
     t->host = near_host(b, p);
@@ -145,7 +145,7 @@ static void mixed_traffic(bench *b)
     tdm_error err = {0};
     tdm__transport *near_transport = NULL;
     CHECK_INT(tdm__shm_create(t->host, &options, &near_transport, &err), TDM_OK);
-    far_end *f = calloc(1, sizeof *f);
+    far_end *f = calloc(1, sizeof(*f));
     f->base.ops = p->with_fd ? &far_with_fd : &far_without_fd;
     f->events = options.events;
     options.events = (tdm__transport_events){.user = f,
@@ -174,11 +174,11 @@ static void mixed_traffic(bench *b)
 
 static void run_plan(bool with_fd)
 {
-    plan *p = mmap(NULL, sizeof *p, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    plan *p = mmap(NULL, sizeof(*p), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     p->with_fd = with_fd;
     bench_run(
         &(bench_options){.size = 4, .with_fds = with_fd, .body = mixed_traffic, .context = p});
-    munmap(p, sizeof *p);
+    munmap(p, sizeof(*p));
 }
 
 static void far_end_with_a_descriptor(void)

@@ -122,7 +122,7 @@ static int by_size(const void *a, const void *b)
 
 static double median(double *values, int count)
 {
-    qsort(values, (size_t)count, sizeof *values, by_size);
+    qsort(values, (size_t)count, sizeof(*values), by_size);
     return values[count / 2];
 }
 

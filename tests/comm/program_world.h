@@ -59,17 +59,17 @@ typedef struct world {
 
 static inline void world_init(world *w, int size, uint64_t seed)
 {
-    memset(w, 0, sizeof *w);
+    memset(w, 0, sizeof(*w));
     w->size = size;
     w->arena = tdm_arena_create("test");
     w->rng = tdm_rng_at((tdm_rng_address){.seed = seed, .stream = TDM_RNG_STREAM_USER});
     size_t n = (size_t)size;
-    w->groups = tdm_arena_array(w->arena, n, sizeof *w->groups);
-    w->requests = tdm_arena_array(w->arena, n, sizeof *w->requests);
-    w->depths = tdm_arena_array(w->arena, n, sizeof *w->depths);
-    w->arriving = tdm_arena_array(w->arena, n, sizeof *w->arriving);
-    w->bytes = tdm_arena_array(w->arena, n, sizeof *w->bytes);
-    w->messages = tdm_arena_array(w->arena, n, sizeof *w->messages);
+    w->groups = tdm_arena_array(w->arena, n, sizeof(*w->groups));
+    w->requests = tdm_arena_array(w->arena, n, sizeof(*w->requests));
+    w->depths = tdm_arena_array(w->arena, n, sizeof(*w->depths));
+    w->arriving = tdm_arena_array(w->arena, n, sizeof(*w->arriving));
+    w->bytes = tdm_arena_array(w->arena, n, sizeof(*w->bytes));
+    w->messages = tdm_arena_array(w->arena, n, sizeof(*w->messages));
     for (int r = 0; r < size; r++) {
         w->groups[r].comm = &w->comm;
         w->groups[r].rank = r;
@@ -137,7 +137,7 @@ static inline world_message *world_find(world *w, int from, int to, uint32_t ste
     world_message **bucket = &w->buckets[(hash >> 8) % WORLD_BUCKETS];
     for (world_message *m = *bucket; m; m = m->next)
         if (m->from == from && m->to == to && m->step == step) return m;
-    world_message *m = tdm_arena_alloc(w->arena, sizeof *m, 0);
+    world_message *m = tdm_arena_alloc(w->arena, sizeof(*m), 0);
     *m = (world_message){.next = *bucket, .from = from, .to = to, .step = step};
     *bucket = m;
     w->open_messages++;

@@ -562,7 +562,7 @@ static void draw_edges(float *out, int count)
         uint32_t bits = (uint32_t)draw();
         if (i % 4) bits = (bits & 0x807fffff) | (uint32_t)draw_below(3) << 23;
         if ((bits & 0x7f800000) == 0x7f800000) bits &= 0xbfffffff;
-        memcpy(&out[i], &bits, sizeof bits);
+        memcpy(&out[i], &bits, sizeof(bits));
     }
 }
 
@@ -598,15 +598,15 @@ static void sums_are_those_of_training(void)
     CHECK_INT(pthread_create(&thread, NULL, add_elsewhere, &t), 0);
     pthread_join(thread, NULL);
     tdm_kernel_mode before = tdm_kernel_enter(1);
-    memcpy(expected, a, sizeof expected);
+    memcpy(expected, a, sizeof(expected));
     tdm_kernel_add_into(expected, b, COUNT);
-    CHECK(memcmp(pair, expected, sizeof expected) == 0);
+    CHECK(memcmp(pair, expected, sizeof(expected)) == 0);
     tdm_kernel_add_into(expected, a, COUNT);
-    CHECK(memcmp(tree, expected, sizeof expected) == 0);
-    memset(pair, 1, sizeof pair);
-    memset(tree, 1, sizeof tree);
+    CHECK(memcmp(tree, expected, sizeof(expected)) == 0);
+    memset(pair, 1, sizeof(pair));
+    memset(tree, 1, sizeof(tree));
     add_elsewhere(&t); /* and in one that flushes already */
-    CHECK(memcmp(tree, expected, sizeof expected) == 0);
+    CHECK(memcmp(tree, expected, sizeof(expected)) == 0);
     tdm_kernel_leave(&before);
     tdm__tree_plan_release(&plan);
 }
@@ -626,15 +626,15 @@ static void other_types_flush(void)
     double f64[2] = {small, -small}, zero64[2] = {0, -0.0}, out64[2];
     tdm__reducer r = {.dtype = TDM_DTYPE_F64, .reduce = TDM_REDUCE_SUM};
     tdm__reduce_pair(&r, out64, f64, zero64, 2);
-    CHECK(memcmp(out64, zero64, sizeof out64) == 0);
+    CHECK(memcmp(out64, zero64, sizeof(out64)) == 0);
     const uint16_t bf16[2] = {0x0040, 0x8001}, none[2] = {0, 0x8000};
     uint16_t out16[2];
     r.dtype = TDM_DTYPE_BF16;
     tdm__reduce_pair(&r, out16, bf16, none, 2);
-    CHECK(memcmp(out16, none, sizeof out16) == 0);
+    CHECK(memcmp(out16, none, sizeof(out16)) == 0);
     r.dtype = TDM_DTYPE_F16;
     tdm__reduce_pair(&r, out16, bf16, none, 2);
-    CHECK(memcmp(out16, bf16, sizeof out16) == 0);
+    CHECK(memcmp(out16, bf16, sizeof(out16)) == 0);
     tdm_kernel_mode before = tdm_kernel_enter(1);
     const uint32_t a[1] = {1}, b[1] = {2};
     uint32_t out[1];

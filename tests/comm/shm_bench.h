@@ -84,7 +84,7 @@ static inline uint8_t message_byte(uint64_t hash, uint64_t at)
 
 static inline parcel *parcel_new(traffic *t, int from, int to, int number)
 {
-    parcel *p = calloc(1, sizeof *p);
+    parcel *p = calloc(1, sizeof(*p));
     *p = (parcel){.t = t,
                   .from = from,
                   .to = to,

@@ -14,7 +14,7 @@
 
 static traffic_shared *shared_new(void)
 {
-    traffic_shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE,
+    traffic_shared *shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
                                   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
     return shared;
@@ -34,7 +34,7 @@ static tdm__transport *transport_new(bench *b, tdm__transport_events events)
 
 static void random_traffic(bench *b)
 {
-    traffic *t = malloc(sizeof *t);
+    traffic *t = malloc(sizeof(*t));
     traffic_init(t, b->rank, b->size, BENCH_SCALE(600, 40) / b->size, 77 + (uint64_t)b->size);
     t->shared = b->context;
     t->host = b->host;
@@ -52,7 +52,7 @@ static void traffic_between(void)
     for (int i = 0; i < 4; i++) {
         traffic_shared *shared = shared_new();
         bench_run(&(bench_options){.size = sizes[i], .body = random_traffic, .context = shared});
-        munmap(shared, sizeof *shared);
+        munmap(shared, sizeof(*shared));
     }
 }
 
@@ -139,7 +139,7 @@ static void run_until_word(tdm__transport *t, _Atomic int *word, int wanted)
 
 static void last_first(bench *b)
 {
-    keeper *k = calloc(1, sizeof *k);
+    keeper *k = calloc(1, sizeof(*k));
     k->shared = b->context;
     tdm__transport *t = transport_new(b, keeper_events(k));
     uint8_t *data = calloc(1, 4096);
@@ -174,7 +174,7 @@ static void the_last_may_be_first(void)
 {
     traffic_shared *shared = shared_new();
     bench_run(&(bench_options){.size = 2, .body = last_first, .context = shared});
-    munmap(shared, sizeof *shared);
+    munmap(shared, sizeof(*shared));
 }
 
 /* ---- death ------------------------------------------------------------------------------------- */
@@ -182,7 +182,7 @@ static void the_last_may_be_first(void)
 /* The last rank is killed somewhere in the traffic; the others are told a little later. */
 static void traffic_with_a_death(bench *b)
 {
-    traffic *t = malloc(sizeof *t);
+    traffic *t = malloc(sizeof(*t));
     traffic_init(t, b->rank, b->size, BENCH_SCALE(150, 20), 1234);
     t->shared = b->context;
     t->host = b->host;
@@ -217,14 +217,14 @@ static void ranks_are_killed(void)
         CHECK_INT(ends[0], BENCH_ENDED_WELL);
         CHECK_INT(ends[1], BENCH_ENDED_WELL);
         CHECK_INT(ends[2], BENCH_KILLED);
-        munmap(shared, sizeof *shared);
+        munmap(shared, sizeof(*shared));
     }
 }
 
 /* Rank 1 gives rank 0 up, which is alive: rank 0's sends end, and it hears of it. */
 static void given_up(bench *b)
 {
-    keeper *k = calloc(1, sizeof *k);
+    keeper *k = calloc(1, sizeof(*k));
     k->shared = b->context;
     tdm__transport *t = transport_new(b, keeper_events(k));
     uint64_t offset = 0;
@@ -263,7 +263,7 @@ static void a_living_rank_is_given_up(void)
 {
     traffic_shared *shared = shared_new();
     bench_run(&(bench_options){.size = 2, .body = given_up, .context = shared});
-    munmap(shared, sizeof *shared);
+    munmap(shared, sizeof(*shared));
 }
 
 /* ---- nonsense ---------------------------------------------------------------------------------- */
@@ -279,7 +279,7 @@ static void write_lie(tdm__shm_ring_end *out, int which, uint64_t segment_bytes)
     if (which == 4) head.source = 2;
     tdm__head_seal(&head);
     if (which == 5) head.count++;
-    uint32_t bytes = sizeof(tdm__record) + (which == 2 ? 0 : sizeof head);
+    uint32_t bytes = sizeof(tdm__record) + (which == 2 ? 0 : sizeof(head));
     tdm__record *record = tdm__shm_ring_begin(out, bytes);
     CHECK(record);
     if (!record) return;
@@ -290,7 +290,7 @@ static void write_lie(tdm__shm_ring_end *out, int which, uint64_t segment_bytes)
         record->offset = segment_bytes - 4096;
     }
     if (which == 2) record->kind = TDM__RECORD_GO; /* for what was never announced */
-    if (which != 2) memcpy(record + 1, &head, sizeof head);
+    if (which != 2) memcpy(record + 1, &head, sizeof(head));
     tdm__shm_ring_commit(out, bytes);
 }
 
@@ -323,7 +323,7 @@ static void go_mad(bench *b, int round)
 /* Rank 1 writes into its lanes whatever comes to its mind; rank 0 lives, and rank 2 is not disturbed. */
 static void mad_neighbour(bench *b)
 {
-    keeper *k = calloc(1, sizeof *k);
+    keeper *k = calloc(1, sizeof(*k));
     k->shared = b->context;
     tdm__transport *t = transport_new(b, keeper_events(k));
     uint8_t *data = calloc(1, 1 << 16);
@@ -364,7 +364,7 @@ static void nonsense_does_no_harm(void)
         traffic_shared *shared = shared_new();
         atomic_store(&shared->word[1], round);
         bench_run(&(bench_options){.size = 3, .body = mad_neighbour, .context = shared});
-        munmap(shared, sizeof *shared);
+        munmap(shared, sizeof(*shared));
     }
 }
 
@@ -396,7 +396,7 @@ static double cpu_s(void)
 
 static void waits(bench *b)
 {
-    keeper *k = calloc(1, sizeof *k);
+    keeper *k = calloc(1, sizeof(*k));
     tdm__transport *t = transport_new(b, keeper_events(k));
     CHECK_INT(t->ops->progress(t), 0);
     double begin_s = tdm_clock_s(), cpu_begin_s = cpu_s();
@@ -456,7 +456,7 @@ static void waiting(void)
 /* Without a neighbour of that rank there is no way; without memory there is a reason. */
 static void no_way(bench *b)
 {
-    keeper *k = calloc(1, sizeof *k);
+    keeper *k = calloc(1, sizeof(*k));
     tdm__transport *t = transport_new(b, keeper_events(k));
     send_to(t, b->rank, 7, 1, k->into, 9);
     send_to(t, b->rank, -1, 1, k->into, 9);

@@ -81,7 +81,7 @@ static void draw_fault(tdm_rng *rng, schedule *s, tdm_sim_fault *fault)
 
 static void draw(schedule *s, uint64_t seed, bool verbose)
 {
-    memset(s, 0, sizeof *s);
+    memset(s, 0, sizeof(*s));
     s->seed = seed;
     s->verbose = verbose;
     tdm_rng rng = tdm_rng_at(
@@ -121,7 +121,7 @@ static void note_end(schedule *s, tdm_comm *comm, int index, tdm_status status,
     o->status = status;
     o->end_s = tdm_sim_now_s(comm);
     o->right = status != TDM_OK || script_part_right(&mine->parts[index]);
-    if (status != TDM_OK) snprintf(o->message, sizeof o->message, "%.199s", err->message);
+    if (status != TDM_OK) snprintf(o->message, sizeof(o->message), "%.199s", err->message);
 }
 
 static void finish(schedule *s, tdm_comm *comm, int index)
@@ -407,7 +407,7 @@ static uint64_t run_seed(schedule *s, uint64_t seed, bool verbose, tally *t)
 static tally run_seeds(uint64_t from, uint64_t count, bool verbose)
 {
     tally t = {0}, unused = {0};
-    schedule *s = malloc(sizeof *s);
+    schedule *s = malloc(sizeof(*s));
     CHECK(s != NULL);
     if (!s) return t;
     for (uint64_t seed = from; seed < from + count && t.failed_count < 10; seed++) {

@@ -51,7 +51,7 @@ static void run_rounds(tdm_comm *comm, void *user)
             mine->round_count++;
             mine->wrong = mine->wrong || number != SIZE * 1000 * round + 6;
         } else {
-            memcpy(mine->message, err.message, sizeof mine->message);
+            memcpy(mine->message, err.message, sizeof(mine->message));
         }
     }
     for (int i = 0; i < SIZE; i++) mine->states[i] = tdm_comm_peer_state(comm, i);
@@ -68,7 +68,7 @@ static tdm_sim_result play(const tdm_sim_fault *faults, int count, side sides[SI
                                .fault_count = count};
     tdm_sim_result result = {0};
     tdm_error err = {0};
-    memset(sides, 0, SIZE * sizeof *sides);
+    memset(sides, 0, SIZE * sizeof(*sides));
     CHECK_INT(tdm_sim_run(&options, run_rounds, sides, &result, &err), TDM_OK);
     CHECK_TEXT(err.message, "");
     CHECK_INT(result.hung_count, 0);
@@ -297,7 +297,7 @@ static void run_overlap(tdm_comm *comm, void *user)
 {
     (void)user;
     size_t count = 1 << 20;
-    float *numbers = calloc(count, sizeof *numbers);
+    float *numbers = calloc(count, sizeof(*numbers));
     tdm_error err = {0};
     tdm_request *request = NULL;
     tdm_call call = {

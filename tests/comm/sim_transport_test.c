@@ -117,7 +117,7 @@ static tdm_sim_result play(tdm_sim_options options, void (*run)(side *, world *)
 {
     tdm__sim sim;
     tdm_error err = {0};
-    w->sides = calloc((size_t)options.size, sizeof *w->sides);
+    w->sides = calloc((size_t)options.size, sizeof(*w->sides));
     w->run = run;
     tdm_status status = tdm__sim_init(&sim, &options, &err);
     CHECK_INT(status, TDM_OK);
@@ -171,7 +171,7 @@ static void run_traffic(side *s, world *w)
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 7, .sample = (uint64_t)s->rank->rank});
     for (int i = 0; i < w->traffic; i++) {
         int peer = (int)tdm_rng_below(&rng, (uint64_t)size);
-        post(s, peer, payload, tdm_rng_below(&rng, i % 3 == 0 ? sizeof payload : 5000));
+        post(s, peer, payload, tdm_rng_below(&rng, i % 3 == 0 ? sizeof(payload) : 5000));
         if (i % 4 == 0) s->transport->ops->wait(s->transport, 1e-4 * tdm_rng_uniform(&rng));
         s->transport->ops->progress(s->transport);
     }
@@ -280,7 +280,7 @@ static void test_faults_in_time(void)
         {{.kind = TDM_SIM_CRASH, .rank = 0, .at_s = 1e-3}, 0.0},
         {{.kind = TDM_SIM_CRASH, .rank = 0, .at_s = 1.5e-3}, 1e-3 + 1064e-6},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         tdm_sim_result result;
         world w = one(&cases[i].fault, 1, 1000, &result);
         CHECK_NEAR(w.sides[1].arrived_s, cases[i].arrived_s, 1e-2 * cases[i].arrived_s + 1e-9);
@@ -328,7 +328,7 @@ static void run_forget(side *s, world *w)
     (void)w;
     if (s->rank->rank == 0) {
         post(s, 1, payload, 10);
-        post(s, 1, payload, sizeof payload);
+        post(s, 1, payload, sizeof(payload));
         linger(s, 1.0); /* the small one is gone, the large one waits for its receiver */
         CHECK_INT(s->sent_count, 1);
         s->transport->ops->forget(s->transport, 1);
@@ -341,7 +341,7 @@ static void run_forget(side *s, world *w)
         linger(s, 2.0);
         CHECK_INT(s->arrived_count, 2);
         /* The last that came is the large one: its sender no longer has it. */
-        uint8_t *into = malloc(sizeof payload);
+        uint8_t *into = malloc(sizeof(payload));
         s->transport->ops->take(s->transport, s->kept, into, NULL);
         linger(s, 3.0);
         CHECK_INT(s->received_count, 1);
@@ -355,7 +355,7 @@ static void run_forget_taker(side *s, world *w)
 {
     (void)w;
     if (s->rank->rank == 0) {
-        post(s, 1, payload, sizeof payload);
+        post(s, 1, payload, sizeof(payload));
         linger(s, 1.0);
         CHECK_INT(s->sent_count, 1);
     } else {
@@ -376,7 +376,7 @@ static void run_drop(side *s, world *w)
 {
     (void)w;
     if (s->rank->rank == 0) {
-        post(s, 1, payload, sizeof payload);
+        post(s, 1, payload, sizeof(payload));
         linger(s, 1.0);
         CHECK_INT(s->sent_count, 1);
         CHECK_INT(s->failed_count, 0);
@@ -389,7 +389,7 @@ static void run_drop(side *s, world *w)
 static void test_forget_and_drop(void)
 {
     void (*const runs[])(side *, world *) = {run_forget, run_forget_taker, run_drop};
-    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+    for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
         world w = {0};
         tdm_sim_result result = play((tdm_sim_options){.size = 2}, runs[i], &w);
         CHECK_INT(result.finished_count, 2);
@@ -412,7 +412,7 @@ static void run_exchange(side *s, world *w)
     for (int round = 0; round < 3; round++) {
         uint8_t mine[20];
         size_t bytes = (size_t)s->rank->rank + (size_t)round;
-        memset(mine, 'a' + s->rank->rank, sizeof mine);
+        memset(mine, 'a' + s->rank->rank, sizeof(mine));
         uint8_t **all = NULL;
         size_t *all_bytes = NULL;
         tdm_status status = s->control->ops->exchange(s->control, mine, bytes, &all, &all_bytes,
@@ -449,7 +449,7 @@ static void run_broken(side *s, world *w)
     if (s->news_count) CHECK_INT(s->news_kind, TDM__NEWS_BROKEN);
     if (s->rank->rank == 0) {
         char text[200];
-        s->control->ops->report(s->control, (int[]){1, 2}, 2, text, sizeof text);
+        s->control->ops->report(s->control, (int[]){1, 2}, 2, text, sizeof(text));
         CHECK_TEXT(text, "rank 1: tests things; rank 2: tests things");
     }
     linger(s, 2.0);
@@ -504,7 +504,7 @@ static void test_refusals(void)
     };
     tdm__sim sim;
     tdm_error err = {0};
-    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
         tdm_sim_options options = {.size = 2, .faults = &faults[i], .fault_count = 1};
         CHECK(tdm__sim_init(&sim, &options, &err) != TDM_OK);
         CHECK_HAS(err.message, "fault 0");

@@ -91,7 +91,7 @@ typedef struct half {
 
 static void half_begin(half *h)
 {
-    tdm__tcp *tcp = calloc(1, sizeof *tcp);
+    tdm__tcp *tcp = calloc(1, sizeof(*tcp));
     *h = (half){.engine = {.transport = &tcp->transport, .bytes = 1 << 20}};
     h->engine.data = calloc(1, h->engine.bytes);
     *tcp = (tdm__tcp){.transport.ops = &tdm__transport_tcp,
@@ -103,11 +103,11 @@ static void half_begin(half *h)
                       .poll_fd = epoll_create1(EPOLL_CLOEXEC),
                       .wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
                       .has_met = true};
-    tcp->peers = calloc(2, sizeof *tcp->peers);
-    tcp->host_names = calloc(2, sizeof *tcp->host_names);
+    tcp->peers = calloc(2, sizeof(*tcp->peers));
+    tcp->host_names = calloc(2, sizeof(*tcp->host_names));
     tdm__tcp_peer *peer = &tcp->peers[1];
     *peer = (tdm__tcp_peer){.tcp = tcp, .rank = 1, .state = TDM__TCP_WELL};
-    peer->links = calloc(STREAMS, sizeof *peer->links);
+    peer->links = calloc(STREAMS, sizeof(*peer->links));
     for (int i = 0; i < STREAMS; i++) {
         int pair[2];
         CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0);
@@ -143,7 +143,7 @@ static void say(half *h, int link, const void *bytes, size_t count)
 static void say_bye(half *h, int link)
 {
     tdm__tcp_start start = {.kind = TDM__TCP_BYE};
-    say(h, link, &start, sizeof start);
+    say(h, link, &start, sizeof(start));
 }
 
 /* A message of `bytes` bytes, of which `said` are there. */
@@ -312,7 +312,7 @@ static int sender(size_t bytes, int count, tdm_security mode)
 
 static void receive_from(size_t bytes, int count, tdm_security mode, const _Atomic int *may_read)
 {
-    memset(shared, 0, sizeof *shared);
+    memset(shared, 0, sizeof(*shared));
     fflush(NULL);
     int pid = fork();
     if (pid == 0) _exit(sender(bytes, count, mode));
@@ -359,8 +359,8 @@ static tdm__endpoint published(int rank, const int *hosts, tdm__endpoint here)
                                       .streams = 1,
                                       .events = events_of(&e)};
     CHECK_INT(tdm__transport_tcp.create(&options, &e.transport, address, &bytes, NULL), TDM_OK);
-    CHECK_INT(bytes, sizeof out);
-    memcpy(&out, address, sizeof out);
+    CHECK_INT(bytes, sizeof(out));
+    memcpy(&out, address, sizeof(out));
     e.transport->ops->destroy(e.transport);
     return out;
 }
@@ -373,11 +373,11 @@ static void loopback_is_no_address_for_other_hosts(void)
     static const uint8_t zeros[16];
     tdm__endpoint loopback = {.family = 4, .port = 1, .bytes = {127, 0, 0, 1}};
     tdm__endpoint at = published(1, one_host, loopback);
-    CHECK(at.family == 4 && memcmp(at.bytes, loopback.bytes, sizeof at.bytes) == 0 && at.port > 1);
+    CHECK(at.family == 4 && memcmp(at.bytes, loopback.bytes, sizeof(at.bytes)) == 0 && at.port > 1);
     at = published(1, two_hosts, loopback);
-    CHECK(memcmp(at.bytes, zeros, sizeof zeros) == 0 && at.port > 1);
+    CHECK(memcmp(at.bytes, zeros, sizeof(zeros)) == 0 && at.port > 1);
     at = published(2, two_hosts, loopback); /* by a tunnel: nothing better is known */
-    CHECK(at.family == 4 && memcmp(at.bytes, loopback.bytes, sizeof at.bytes) == 0);
+    CHECK(at.family == 4 && memcmp(at.bytes, loopback.bytes, sizeof(at.bytes)) == 0);
 }
 
 static const check_test tests[] = {
@@ -392,7 +392,7 @@ static const check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) return 1;
-    return check_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+    return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }

@@ -150,12 +150,12 @@ static void test_certificate_in_place_of_the_key(void)
     SSL *ssl = SSL_new(context);
     CHECK(SSL_set_fd(ssl, e.fd[1]) == 1);
     SSL_set_accept_state(ssl);
-    char secret[] = "for ranks alone", read[sizeof secret] = "";
+    char secret[] = "for ranks alone", read[sizeof(secret)] = "";
     int failed = 0;
     for (int i = 0; i < 100; i++) {
-        struct iovec part = {secret, sizeof secret};
+        struct iovec part = {secret, sizeof(secret)};
         if (tdm__tls_send(e.tls[0], e.fd[0], &part, 1) < 0 && errno != EAGAIN) failed = errno;
-        if (SSL_do_handshake(ssl) == 1) (void)SSL_read(ssl, read, sizeof read);
+        if (SSL_do_handshake(ssl) == 1) (void)SSL_read(ssl, read, sizeof(read));
     }
     CHECK_INT(failed, EPROTO);
     CHECK(read[0] == '\0');
@@ -210,15 +210,15 @@ static void test_libraries_agree(void)
 {
     static const uint8_t aead_key[TDM__AEAD_KEY] = "sixteen bytes..", nonce[TDM__AEAD_NONCE] = {7};
     uint8_t plain[5000], sealed[2][5000], opened[5000], tag[2][TDM__AEAD_TAG];
-    fill(plain, sizeof plain, 1);
+    fill(plain, sizeof(plain), 1);
     for (int forced = 0; forced < 2; forced++) {
         tdm__aead *seal = tdm__aead_create(true, forced), *open = tdm__aead_create(false, forced);
         REQUIRE(seal && open);
         CHECK(tdm__aead_set_key(seal, aead_key) && tdm__aead_set_key(open, aead_key));
         for (int is_damaged = 0; is_damaged < 2; is_damaged++) {
             CHECK(tdm__aead_begin(seal, nonce, plain, 5) && tdm__aead_begin(open, nonce, plain, 5));
-            for (size_t at = 0, some = 1; at < sizeof plain; at += some, some = some * 3 + 1) {
-                if (some > sizeof plain - at) some = sizeof plain - at;
+            for (size_t at = 0, some = 1; at < sizeof(plain); at += some, some = some * 3 + 1) {
+                if (some > sizeof(plain) - at) some = sizeof(plain) - at;
                 CHECK(tdm__aead_update(seal, plain + at, sealed[forced] + at, some));
             }
             CHECK(tdm__aead_seal(seal, tag[forced]));
@@ -226,13 +226,13 @@ static void test_libraries_agree(void)
             CHECK(tdm__aead_update(open, sealed[forced], opened, 4999));
             CHECK(tdm__aead_update(open, sealed[forced] + 4999, opened + 4999, 1));
             CHECK(tdm__aead_open(open, tag[forced]) == !is_damaged);
-            CHECK((memcmp(opened, plain, sizeof plain) == 0) == !is_damaged);
+            CHECK((memcmp(opened, plain, sizeof(plain)) == 0) == !is_damaged);
         }
         tdm__aead_destroy(seal);
         tdm__aead_destroy(open);
     }
-    CHECK(memcmp(sealed[0], sealed[1], sizeof plain) == 0);
-    CHECK(memcmp(tag[0], tag[1], sizeof tag[0]) == 0);
+    CHECK(memcmp(sealed[0], sealed[1], sizeof(plain)) == 0);
+    CHECK(memcmp(tag[0], tag[1], sizeof(tag[0])) == 0);
 }
 
 /* A byte that changes on its way, a record that is left out, one that comes twice. */
@@ -245,19 +245,19 @@ static void test_damaged_records(void)
         open_end(&e, 1, key, 0);
         CHECK_INT(shake(&e), 1);
         uint8_t raw[256], content[64] = "content", got[64];
-        struct iovec out = {content, sizeof content}, in = {got, sizeof got};
-        CHECK_INT(tdm__tls_send(e.tls[0], e.fd[0], &out, 1), sizeof content);
-        ssize_t bytes = recv(e.fd[1], raw, sizeof raw, 0);
-        CHECK_INT(bytes, sizeof content + 22);
+        struct iovec out = {content, sizeof(content)}, in = {got, sizeof(got)};
+        CHECK_INT(tdm__tls_send(e.tls[0], e.fd[0], &out, 1), sizeof(content));
+        ssize_t bytes = recv(e.fd[1], raw, sizeof(raw), 0);
+        CHECK_INT(bytes, sizeof(content) + 22);
         if (what == DAMAGE) raw[20] ^= 1;
         if (what == LENGTH) raw[3] = 0xff;
         if (what == OMISSION) {
-            CHECK_INT(tdm__tls_send(e.tls[0], e.fd[0], &out, 1), sizeof content);
+            CHECK_INT(tdm__tls_send(e.tls[0], e.fd[0], &out, 1), sizeof(content));
         } else {
             CHECK_INT(send(e.fd[0], raw, (size_t)bytes, 0), bytes);
         }
         if (what == REPLAY) {
-            CHECK_INT(tdm__tls_recv(e.tls[1], e.fd[1], &in, 1), sizeof content);
+            CHECK_INT(tdm__tls_recv(e.tls[1], e.fd[1], &in, 1), sizeof(content));
             CHECK_INT(send(e.fd[0], raw, (size_t)bytes, 0), bytes);
         }
         CHECK_INT(tdm__tls_recv(e.tls[1], e.fd[1], &in, 1), -1);
@@ -274,7 +274,7 @@ static int openssl_finds_key(SSL *ssl, const unsigned char *id, size_t id_bytes,
     static const unsigned char cipher[] = {0x13, 0x01};
     (void)id, (void)id_bytes;
     *out = SSL_SESSION_new();
-    return SSL_SESSION_set1_master_key(*out, key, sizeof key) &&
+    return SSL_SESSION_set1_master_key(*out, key, sizeof(key)) &&
            SSL_SESSION_set_cipher(*out, SSL_CIPHER_find(ssl, cipher)) &&
            SSL_SESSION_set_protocol_version(*out, TLS1_3_VERSION);
 }
@@ -296,12 +296,12 @@ static void test_records_of_openssl(void)
         (void)SSL_do_handshake(ssl);
     }
     static uint8_t out[40000], in[40000];
-    fill(out, sizeof out, 3);
+    fill(out, sizeof(out), 3);
     for (int i = 0; i < 20; i++) {
         if (i % 4 == 1) CHECK(SSL_key_update(ssl, SSL_KEY_UPDATE_REQUESTED) == 1);
         size_t bytes = 1 + (size_t)i * 2000;
         CHECK_INT(SSL_write(ssl, out, (int)bytes), bytes);
-        memset(in, 0, sizeof in);
+        memset(in, 0, sizeof(in));
         for (size_t got = 0; got < bytes;) { /* to small pieces, and to a large one */
             size_t third = (bytes - got) / 3;
             struct iovec parts[] = {{in + got, third}, {in + got + third, bytes - got - third}};
@@ -312,7 +312,7 @@ static void test_records_of_openssl(void)
         CHECK(memcmp(out, in, bytes) == 0);
         struct iovec parts[] = {{out, bytes / 2}, {out + bytes / 2, bytes - bytes / 2}};
         CHECK_INT(tdm__tls_send(e.tls[0], e.fd[0], parts, 2), bytes);
-        memset(in, 0, sizeof in);
+        memset(in, 0, sizeof(in));
         for (size_t got = 0; got < bytes;) {
             int some = SSL_read(ssl, in + got, (int)(bytes - got));
             REQUIRE(some > 0);
@@ -320,7 +320,7 @@ static void test_records_of_openssl(void)
         }
         CHECK(memcmp(out, in, bytes) == 0);
     }
-    struct iovec room = {in, sizeof in};
+    struct iovec room = {in, sizeof(in)};
     CHECK(SSL_shutdown(ssl) >= 0);
     CHECK_INT(tdm__tls_recv(e.tls[0], e.fd[0], &room, 1), 0);
     SSL_free(ssl);
@@ -450,13 +450,13 @@ static const check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    snprintf(folder, sizeof folder, "/tmp/tandem-tls-%ld", (long)getpid());
-    snprintf(certificate_path, sizeof certificate_path, "%s/cert.pem", folder);
-    snprintf(key_path, sizeof key_path, "%s/key.pem", folder);
-    snprintf(meeting_path, sizeof meeting_path, "%s/meet", folder);
-    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    snprintf(folder, sizeof(folder), "/tmp/tandem-tls-%ld", (long)getpid());
+    snprintf(certificate_path, sizeof(certificate_path), "%s/cert.pem", folder);
+    snprintf(key_path, sizeof(key_path), "%s/key.pem", folder);
+    snprintf(meeting_path, sizeof(meeting_path), "%s/meet", folder);
+    shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED || mkdir(folder, 0700) != 0) return 1;
-    int code = check_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+    int code = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
     unlink(certificate_path);
     unlink(key_path);
     unlink(meeting_path);

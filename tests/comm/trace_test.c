@@ -31,7 +31,7 @@ typedef struct folder {
 static folder make_folder(void)
 {
     folder f;
-    snprintf(f.path, sizeof f.path, "/tmp/tandem-trace-XXXXXX");
+    snprintf(f.path, sizeof(f.path), "/tmp/tandem-trace-XXXXXX");
     CHECK(mkdtemp(f.path) != NULL);
     return f;
 }
@@ -75,14 +75,14 @@ static tdm_trace_event numbered(uint64_t n)
                          .call = TDM_CALL_ALL_REDUCE,
                          .dtype = 1,
                          .step = (uint32_t)n * 11u};
-    memcpy(e.text, &n, sizeof n);
+    memcpy(e.text, &n, sizeof(n));
     return e;
 }
 
 static bool is_numbered(const tdm_trace_event *e)
 {
     tdm_trace_event want = numbered(e->time_ns - 1);
-    return memcmp(e, &want, sizeof want) == 0;
+    return memcmp(e, &want, sizeof(want)) == 0;
 }
 
 static tdm__trace_parsed parse_file(const char *path)
@@ -100,7 +100,7 @@ static void test_ring_goes_round(void)
 {
     static const size_t counts[] = {0, 1, 4095, 4096, 4097, 3 * 4096 + 5};
     folder f = make_folder();
-    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
         tdm__recorder *recorder = make_recorder(f.path, 2, 3);
         for (size_t n = 0; n < counts[i]; n++) tdm__record(recorder, numbered(n));
         tdm__trace_parsed p = parse_file(tdm__recorder_path(recorder));
@@ -117,7 +117,7 @@ static void test_ring_goes_round(void)
         tdm__recorder_destroy(recorder);
     }
     char path[128];
-    snprintf(path, sizeof path, "%s/rank-00002.trace", f.path);
+    snprintf(path, sizeof(path), "%s/rank-00002.trace", f.path);
     tdm__trace_parsed p = parse_file(path);
     CHECK(p.rank.closed);
     CHECK_INT(p.rank.rank, 2);
@@ -150,14 +150,14 @@ static void test_many_threads(void)
     char last[256];
     for (int round = 0; round < 10; round++) {
         CHECK_INT(tdm__recorder_dump(recorder, f.path, NULL), TDM_OK);
-        tdm__recorder_last(recorder, last, sizeof last);
+        tdm__recorder_last(recorder, last, sizeof(last));
     }
     char copies[96];
-    snprintf(copies, sizeof copies, "%s/copies", f.path);
+    snprintf(copies, sizeof(copies), "%s/copies", f.path);
     for (int round = 0; round < 5; round++) {
         CHECK_INT(tdm__recorder_dump(recorder, copies, NULL), TDM_OK);
         char path[128];
-        snprintf(path, sizeof path, "%s/rank-00000.trace", copies);
+        snprintf(path, sizeof(path), "%s/rank-00000.trace", copies);
         tdm__trace_parsed p = parse_file(path);
         for (size_t n = 0; n < p.rank.event_count; n++) torn += !is_numbered(&p.rank.events[n]);
         free((void *)(uintptr_t)p.rank.events);
@@ -198,7 +198,7 @@ static void test_killed_writer(void)
         kill(pid, SIGKILL);
         CHECK_INT(waitpid(pid, NULL, 0), pid);
         char path[128];
-        snprintf(path, sizeof path, "%s/rank-00001.trace", f.path);
+        snprintf(path, sizeof(path), "%s/rank-00001.trace", f.path);
         tdm__trace_parsed p = parse_file(path);
         uint64_t begun = p.rank.event_count + p.rank.lost_count;
         CHECK(begun > 100);
@@ -239,9 +239,9 @@ static void test_last_act(void)
     CHECK_INT(tdm__recorder_create(&options, &recorder, NULL), TDM_OK);
     CHECK(tdm__recorder_path(recorder) == NULL);
     char text[256];
-    CHECK_TEXT(tdm__recorder_last(recorder, text, sizeof text), "has no events yet");
+    CHECK_TEXT(tdm__recorder_last(recorder, text, sizeof(text)), "has no events yet");
     tdm__record(recorder, (tdm_trace_event){.kind = TDM_TRACE_OPEN, .peer = -1});
-    CHECK_TEXT(tdm__recorder_last(recorder, text, sizeof text),
+    CHECK_TEXT(tdm__recorder_last(recorder, text, sizeof(text)),
                "is in no call; last: joined the world, 0.0 s ago");
     tdm__record(recorder, call_event(TDM_TRACE_BEGIN, 17, -1));
     tdm__record(recorder, call_event(TDM_TRACE_WAIT, 17, 2));
@@ -249,19 +249,19 @@ static void test_last_act(void)
     tdm__record(recorder, call_event(TDM_TRACE_WAIT, 17, 5));
     tdm__record(recorder, call_event(TDM_TRACE_RESUME, 17, 3));
     now += 1200000000u;
-    CHECK_TEXT(tdm__recorder_last(recorder, text, sizeof text),
+    CHECK_TEXT(tdm__recorder_last(recorder, text, sizeof(text)),
                "began all_reduce #17 of world: f32, 4.00 MB, 1.2 s ago, waits for ranks 2 and 5");
     tdm__record(recorder, call_event(TDM_TRACE_BEGIN, 18, -1));
     tdm__record(recorder, call_event(TDM_TRACE_END, 17, -1));
-    CHECK_TEXT(tdm__recorder_last(recorder, text, sizeof text),
+    CHECK_TEXT(tdm__recorder_last(recorder, text, sizeof(text)),
                "began all_reduce #18 of world: f32, 4.00 MB, 0.0 s ago");
     tdm_trace_event failed = call_event(TDM_TRACE_END, 18, -1);
     failed.status = TDM_ERR_PEER_TIMEOUT;
     tdm__record(recorder, failed);
-    CHECK_HAS(tdm__recorder_last(recorder, text, sizeof text),
+    CHECK_HAS(tdm__recorder_last(recorder, text, sizeof(text)),
               "is in no call; last: ended all_reduce #18 of world with ");
     char tiny[8];
-    CHECK_TEXT(tdm__recorder_last(recorder, tiny, sizeof tiny), "is in n");
+    CHECK_TEXT(tdm__recorder_last(recorder, tiny, sizeof(tiny)), "is in n");
     tdm_str lines = TDM_STR_INIT;
     tdm__recorder_text(recorder, 2, &lines);
     CHECK_HAS(tdm_str_text(&lines), " s ago  ended all_reduce #17 of world\n");
@@ -333,7 +333,7 @@ static void test_dump_on_signal(void)
     }
     tdm__dumper_destroy(dumper);
     char path[128];
-    snprintf(path, sizeof path, "%s/rank-00001.trace", f.path);
+    snprintf(path, sizeof(path), "%s/rank-00001.trace", f.path);
     tdm__trace_parsed p = parse_file(path);
     CHECK_INT(p.rank.event_count, 1);
     free((void *)(uintptr_t)p.rank.events);
@@ -352,19 +352,19 @@ static void test_names_of_signals(void)
                                       "x", "-1",   "11", "99999999999999999999"};
     tdm_error err;
     int number = 0;
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         CHECK_INT(tdm__dump_signal_read(bad[i], &number, &err), TDM_ERR_INVALID);
         CHECK_HAS(err.message, "USR1");
     }
     CHECK_INT(tdm__dump_signal_read("usr1", &number, &err), TDM_OK);
     CHECK_INT(number, SIGUSR1);
     char text[16];
-    snprintf(text, sizeof text, "%d", SIGUSR2);
+    snprintf(text, sizeof(text), "%d", SIGUSR2);
     CHECK_INT(tdm__dump_signal_read(text, &number, &err), TDM_OK);
     CHECK_INT(number, SIGUSR2);
     /* Nor as an option: SIGKILL cannot be waited for, and would end the program at close. */
     static const int odd[] = {-1, SIGKILL, SIGSTOP, SIGSEGV, SIGALRM, 1000};
-    for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+    for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
         tdm__dumper *dumper = NULL;
         CHECK_INT(tdm__dumper_create(NULL, odd[i], NULL, &dumper, &err), TDM_ERR_INVALID);
         CHECK_HAS(err.message, "SIGUSR1");
@@ -596,7 +596,7 @@ static void test_picture(void)
     for (int rank = 0; rank < 3; rank++) {
         const tdm_json *name = find_event(root, "M", "process_name", rank, 0);
         char want[32];
-        snprintf(want, sizeof want, "rank %d (", rank);
+        snprintf(want, sizeof(want), "rank %d (", rank);
         CHECK(name && strncmp(tdm_json_get(tdm_json_get(name, "args"), "name")->string, want,
                               strlen(want)) == 0);
         const tdm_json *call = find_event(root, "X", "all_reduce #16 of world", rank, 0);
@@ -649,7 +649,7 @@ static void test_picture_of_overlaps(void)
     } bars[] = {{"all_reduce #1 of world", 0, 0, 5}, {"all_reduce #2 of world", 1, 1, 7},
                 {"all_reduce #3 of world", 0, 6, 8}, {"waits for rank 1", 0, 2, 3},
                 {"waits for ranks 1, 2", 0, 3, 4},   {"waits for rank 2", 0, 4, 5}};
-    for (size_t i = 0; i < sizeof bars / sizeof bars[0]; i++) {
+    for (size_t i = 0; i < sizeof(bars) / sizeof(bars[0]); i++) {
         const tdm_json *bar = find_event(root, "X", bars[i].name, 0, 0);
         CHECK(bar != NULL);
         CHECK_INT(number_of(bar, "tid"), bars[i].row);
@@ -675,7 +675,7 @@ static void count_warning(const tdm_log_record *record, void *user)
 static void damage(const char *dir, int rank, long offset, uint8_t flip)
 {
     char path[128];
-    snprintf(path, sizeof path, "%s/rank-%05d.trace", dir, rank);
+    snprintf(path, sizeof(path), "%s/rank-%05d.trace", dir, rank);
     FILE *file = fopen(path, "r+b");
     CHECK(file != NULL);
     fseek(file, offset, SEEK_SET);
@@ -706,13 +706,13 @@ static void test_damaged_files(void)
     tdm_trace_close(trace);
 
     char path[128];
-    snprintf(path, sizeof path, "%s/rank-00001.trace", f.path);
+    snprintf(path, sizeof(path), "%s/rank-00001.trace", f.path);
     CHECK_INT(truncate(path, 5000), 0);
     trace = open_trace(f.path);
     CHECK_INT(warnings, 3);
     CHECK_INT(tdm_trace_rank_count(trace), 1);
     tdm_trace_close(trace);
-    snprintf(path, sizeof path, "%s/rank-00002.trace", f.path);
+    snprintf(path, sizeof(path), "%s/rank-00002.trace", f.path);
     CHECK_INT(truncate(path, 0), 0);
     CHECK(tdm_trace_open(f.path, &trace, &err) != TDM_OK);
     CHECK_HAS(err.message, "none of its traces can be read");
@@ -745,16 +745,16 @@ static void test_clocks(void)
     static const char other_boot[] = "00000000-0000-0000-0000-000000000001";
     for (int rank = 1; rank < 3; rank++) {
         char path[128];
-        snprintf(path, sizeof path, "%s/rank-%05d.trace", f.path, rank);
+        snprintf(path, sizeof(path), "%s/rank-%05d.trace", f.path, rank);
         FILE *file = fopen(path, "r+b");
         CHECK(file != NULL);
         tdm__trace_header h;
-        CHECK_INT(fread((void *)&h, sizeof h, 1, file), 1);
+        CHECK_INT(fread((void *)&h, sizeof(h), 1, file), 1);
         h.unix_ns += 7000000000u; /* the wall clock was set */
-        if (rank == 2) memcpy(h.boot, other_boot, sizeof other_boot);
+        if (rank == 2) memcpy(h.boot, other_boot, sizeof(other_boot));
         h.check = tdm__trace_header_sum(&h);
         rewind(file);
-        CHECK_INT(fwrite((const void *)&h, sizeof h, 1, file), 1);
+        CHECK_INT(fwrite((const void *)&h, sizeof(h), 1, file), 1);
         fclose(file);
     }
     tdm_trace *trace = open_trace(f.path);
@@ -796,5 +796,5 @@ int main(int argc, char **argv)
         if (strcmp(argv[1], "--hang") == 0) sleep(60);
         _exit(0);
     }
-    return check_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+    return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }

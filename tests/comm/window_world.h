@@ -111,10 +111,10 @@ static inline void fill_group(member *m)
 {
     tdm_comm *comm = &m->comm;
     size_t n = (size_t)m->size;
-    m->host_of = calloc(n, sizeof *m->host_of);
-    m->ranks = calloc(n, sizeof *m->ranks);
-    m->local_of = calloc(n, sizeof *m->local_of);
-    int *host_size = calloc(n, sizeof *host_size);
+    m->host_of = calloc(n, sizeof(*m->host_of));
+    m->ranks = calloc(n, sizeof(*m->ranks));
+    m->local_of = calloc(n, sizeof(*m->local_of));
+    int *host_size = calloc(n, sizeof(*host_size));
     int host_count = 0;
     for (int i = 0; i < m->size; i++) {
         m->ranks[i] = i;
@@ -188,7 +188,7 @@ static inline void *member_thread(void *user)
 static inline void run_world_on(int size, const int *host_of, const tdm__algorithm_ops *algorithm,
                                 void (*body)(member *m))
 {
-    world *w = calloc(1, sizeof *w);
+    world *w = calloc(1, sizeof(*w));
     pthread_t threads[MAX_MEMBERS];
     w->size = size;
     w->body = body;
@@ -240,7 +240,7 @@ static inline void begin_mail(member *m, uint32_t sequence, const tdm__instructi
         link = &(*link)->next;
     mail *one = *link;
     if (!one) {
-        one = *link = calloc(1, sizeof *one);
+        one = *link = calloc(1, sizeof(*one));
         *one = (mail){
             .from = from, .to = to, .sequence = sequence, .step = i->step, .bytes = i->bytes};
     }
@@ -341,7 +341,7 @@ static inline void execute(tdm__program *p, const tdm__instruction *i)
 static inline tdm_status run_call(member *m, const tdm_call *call)
 {
     tdm_group *group = &m->group;
-    tdm_request *request = calloc(1, sizeof *request);
+    tdm_request *request = calloc(1, sizeof(*request));
     request->group = group;
     request->call = *call;
     request->head = head_of(m, call, group->next_sequence++);
@@ -396,14 +396,14 @@ static inline void write_number(tdm_dtype dtype, uint8_t *at, uint32_t leaf, siz
     int64_t i64 = (int64_t)bits << 29;
     float whole = (float)(bits % 8); /* sums of a few are exact in bf16 */
     uint32_t whole_bits;
-    memcpy(&whole_bits, &whole, sizeof whole_bits);
+    memcpy(&whole_bits, &whole, sizeof(whole_bits));
     uint16_t bf16 = (uint16_t)(whole_bits >> 16);
     switch (dtype) {
-    case TDM_DTYPE_F32: memcpy(at, &f32, sizeof f32); break;
-    case TDM_DTYPE_F64: memcpy(at, &f64, sizeof f64); break;
-    case TDM_DTYPE_BF16: memcpy(at, &bf16, sizeof bf16); break;
-    case TDM_DTYPE_I32: memcpy(at, &bits, sizeof bits); break;
-    case TDM_DTYPE_I64: memcpy(at, &i64, sizeof i64); break;
+    case TDM_DTYPE_F32: memcpy(at, &f32, sizeof(f32)); break;
+    case TDM_DTYPE_F64: memcpy(at, &f64, sizeof(f64)); break;
+    case TDM_DTYPE_BF16: memcpy(at, &bf16, sizeof(bf16)); break;
+    case TDM_DTYPE_I32: memcpy(at, &bits, sizeof(bits)); break;
+    case TDM_DTYPE_I64: memcpy(at, &i64, sizeof(i64)); break;
     default: *at = (uint8_t)bits;
     }
 }
@@ -414,48 +414,48 @@ static inline void add_number(tdm_dtype dtype, uint8_t *left, const uint8_t *rig
     switch (dtype) {
     case TDM_DTYPE_F32: {
         float a, b;
-        memcpy(&a, left, sizeof a);
-        memcpy(&b, right, sizeof b);
+        memcpy(&a, left, sizeof(a));
+        memcpy(&b, right, sizeof(b));
         a += b;
-        memcpy(left, &a, sizeof a);
+        memcpy(left, &a, sizeof(a));
         break;
     }
     case TDM_DTYPE_F64: {
         double a, b;
-        memcpy(&a, left, sizeof a);
-        memcpy(&b, right, sizeof b);
+        memcpy(&a, left, sizeof(a));
+        memcpy(&b, right, sizeof(b));
         a += b;
-        memcpy(left, &a, sizeof a);
+        memcpy(left, &a, sizeof(a));
         break;
     }
     case TDM_DTYPE_BF16: {
         uint16_t a16, b16;
-        memcpy(&a16, left, sizeof a16);
-        memcpy(&b16, right, sizeof b16);
+        memcpy(&a16, left, sizeof(a16));
+        memcpy(&b16, right, sizeof(b16));
         uint32_t a32 = (uint32_t)a16 << 16, b32 = (uint32_t)b16 << 16;
         float a, b;
-        memcpy(&a, &a32, sizeof a);
-        memcpy(&b, &b32, sizeof b);
+        memcpy(&a, &a32, sizeof(a));
+        memcpy(&b, &b32, sizeof(b));
         a += b;
-        memcpy(&a32, &a, sizeof a32);
+        memcpy(&a32, &a, sizeof(a32));
         a16 = (uint16_t)(a32 >> 16);
-        memcpy(left, &a16, sizeof a16);
+        memcpy(left, &a16, sizeof(a16));
         break;
     }
     case TDM_DTYPE_I32: {
         uint32_t a, b;
-        memcpy(&a, left, sizeof a);
-        memcpy(&b, right, sizeof b);
+        memcpy(&a, left, sizeof(a));
+        memcpy(&b, right, sizeof(b));
         a += b;
-        memcpy(left, &a, sizeof a);
+        memcpy(left, &a, sizeof(a));
         break;
     }
     default: {
         uint64_t a, b;
-        memcpy(&a, left, sizeof a);
-        memcpy(&b, right, sizeof b);
+        memcpy(&a, left, sizeof(a));
+        memcpy(&b, right, sizeof(b));
         a += b;
-        memcpy(left, &a, sizeof a);
+        memcpy(left, &a, sizeof(a));
     }
     }
 }
@@ -474,7 +474,7 @@ static inline bool sum_of(const tdm__leaves *leaves, int64_t lane_count, int64_t
     bool has_left = sum_of(leaves, lane_count, 2 * node, dtype, e, out);
     bool has_right = sum_of(leaves, lane_count, 2 * node + 1, dtype, e, right);
     if (has_left && has_right) add_number(dtype, out, right);
-    if (!has_left && has_right) memcpy(out, right, sizeof right);
+    if (!has_left && has_right) memcpy(out, right, sizeof(right));
     return has_left || has_right;
 }
 

@@ -89,7 +89,7 @@ static int start_one(const party *p, int slot, int first_epoch)
 
 static void start(party *p)
 {
-    memset(shared, 0, sizeof *shared);
+    memset(shared, 0, sizeof(*shared));
     for (int i = 0; i < p->size; i++) p->pids[i] = start_one(p, i, 1);
 }
 
@@ -108,7 +108,7 @@ typedef struct joiner {
 static void on_listen(void *user, const char *address)
 {
     const joiner *j = user;
-    snprintf(shared->door[j->epoch], sizeof shared->door[0], "%s", address);
+    snprintf(shared->door[j->epoch], sizeof(shared->door[0]), "%s", address);
     shared->is_open[j->epoch] = 1;
 }
 
@@ -333,7 +333,7 @@ static void strike_joining(int signal, int first, int step, int trials, const ch
         party p = {.size = 3, .epochs = 1, .rank = rank_that_is_struck, .transport = transport};
         the_blow = (blow){.signal = signal, .at = first + step * (i / 3)};
         the_blow.told_s = signal == SIGSTOP || the_blow.at < 4 ? 0.1 : 2;
-        memset(shared, 0, sizeof *shared);
+        memset(shared, 0, sizeof(*shared));
         int victim = i % 3;
         shared->came = victim;
         for (int k = 0; k < p.size; k++) p.pids[k] = start_one(&p, k, 1);
@@ -401,7 +401,7 @@ static int rank_that_waits_for_a_third(const party *p, int slot, int first_epoch
 static void who_came_and_died_is_not_awaited(void)
 {
     party p = {.size = 3, .rank = rank_that_waits_for_a_third};
-    memset(shared, 0, sizeof *shared);
+    memset(shared, 0, sizeof(*shared));
     int first = start_one(&p, 0, 1), second = start_one(&p, 1, 1);
     CHECK_INT(finish_one(second), 1000 + SIGKILL);
     CHECK_INT(finish_one(first), 0);
@@ -419,7 +419,7 @@ static int rank_that_waits_alone(const party *p, int slot, int first_epoch)
     (void)first_epoch;
     joiner j = {.epoch = 7};
     shared->is_open[7] = 1;
-    snprintf(shared->door[7], sizeof shared->door[7], "127.0.0.1:1");
+    snprintf(shared->door[7], sizeof(shared->door[7]), "127.0.0.1:1");
     tdm_comm_options options = options_of(p, slot, &j);
     options.should_give_up = gives_up_soon;
     tdm_comm *comm = NULL;
@@ -435,7 +435,7 @@ static void who_waits_alone_gives_up_when_told(void)
 {
     for (int slot = 0; slot < 2; slot++) {
         party p = {.size = 2, .rank = rank_that_waits_alone};
-        memset(shared, 0, sizeof *shared);
+        memset(shared, 0, sizeof(*shared));
         CHECK_INT(finish_one(start_one(&p, slot, 1)), 0);
         CHECK(shared->asked > 5);
     }
@@ -472,7 +472,7 @@ static void old_epochs_are_refused(void)
     for (int i = 0; i < p.size; i++) CHECK_INT(finish_one(p.pids[i]), 0);
     joiner j = {.epoch = 1};
     shared->is_open[1] = 1;
-    snprintf(shared->door[1], sizeof shared->door[1], "127.0.0.1:0");
+    snprintf(shared->door[1], sizeof(shared->door[1]), "127.0.0.1:0");
     tdm_comm_options options = options_of(&p, 1, &j);
     tdm_comm *comm = NULL;
     tdm_error err = {0};
@@ -504,7 +504,7 @@ static int rank_that_computes(const party *p, int slot, int first_epoch)
     max_note(&shared->slowest_notice_s, tdm_clock_s() - shared->struck_s);
     int victim = shared->struck - 1;
     char name[32];
-    snprintf(name, sizeof name, "rank %d ", victim);
+    snprintf(name, sizeof(name), "rank %d ", victim);
     CHECK_HAS(err.message, name);
     CHECK_INT(tdm_comm_peer_state(comm, victim), TDM_PEER_LOST);
     CHECK(tdm_comm_peer_loss(comm, victim, &loss));
@@ -594,7 +594,7 @@ static const check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) return 1;
     return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }

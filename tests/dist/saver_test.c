@@ -94,7 +94,7 @@ static bool set_up(fixture *f, tdm_comm *comm, int zero, way how)
 {
     char text[1024];
     tdm_error err = {0};
-    int length = snprintf(text, sizeof text, job_text, getenv("SAVER_DATA"), WIDTH_1, WIDTH_2,
+    int length = snprintf(text, sizeof(text), job_text, getenv("SAVER_DATA"), WIDTH_1, WIDTH_2,
                           zero);
     *f = (fixture){.comm = comm, .folder = getenv("SAVER_FOLDER")};
     tdm_status status = tdm_job_parse(text, (size_t)length, "job", NULL, NULL, &f->document, &err);
@@ -108,7 +108,7 @@ static bool set_up(fixture *f, tdm_comm *comm, int zero, way how)
     if (!f->state.store) fprintf(stderr, "%s\n", err.message);
     if (!f->state.store) return false;
     fill_blocks(&f->state, 0.5f);
-    snprintf(f->path, sizeof f->path, "%s/step-%012d.safetensors", f->folder, STEP);
+    snprintf(f->path, sizeof(f->path), "%s/step-%012d.safetensors", f->folder, STEP);
     f->content = (tdm_checkpoint_content){.position = {.step = STEP, .samples = 100, .seed = 1},
                                           .job_hash = "abc",
                                           .job_yaml = "name: s\n",
@@ -184,7 +184,7 @@ static void task_poll(tdm_comm *comm, way how)
     CHECK(!tdm__saver_poll(f.saver, &saved));
     for (int i = 0; i < 4; i++) {
         f.content.position.step = (uint64_t)STEP + (uint64_t)i;
-        snprintf(f.path, sizeof f.path, "%s/step-%012d.safetensors", f.folder, STEP + i);
+        snprintf(f.path, sizeof(f.path), "%s/step-%012d.safetensors", f.folder, STEP + i);
         begin(&f);
     }
     int results = 0;
@@ -266,11 +266,11 @@ static void task_trouble(tdm_comm *comm, way how)
     }
     leave_part_to_rank_0(&f, good.state_hash);
     char was[MAX_PATH];
-    memcpy(was, f.path, sizeof was);
-    snprintf(f.path, sizeof f.path, "%s/none/step-%012d.safetensors", f.folder, STEP);
+    memcpy(was, f.path, sizeof(was));
+    snprintf(f.path, sizeof(f.path), "%s/none/step-%012d.safetensors", f.folder, STEP);
     begin(&f);
     CHECK_INT(finish(&f).status, TDM_ERR_NOT_FOUND);
-    memcpy(f.path, was, sizeof was);
+    memcpy(f.path, was, sizeof(was));
     /* A number that is not finite, in the part of any rank. */
     const char *bad = NULL;
     if (rank == size - 1) tdm_params_block(f.state.store, TDM_BLOCK_EMA)[3] = NAN;
@@ -341,7 +341,7 @@ static void task_death(tdm_comm *comm, way how)
     fixture f;
     if (tdm__rank_of(comm) == tdm__size_of(comm) - 1) {
         char request[64];
-        snprintf(request, sizeof request, "%s:part=1:rank=%d",
+        snprintf(request, sizeof(request), "%s:part=1:rank=%d",
                  how == LAZY ? "snapshot" : "checkpoint", tdm__rank_of(comm));
         setenv("TANDEM_TEST_KILL", request, 1);
     }
@@ -372,18 +372,18 @@ static char folder[64];
 
 static void make_folder(void)
 {
-    snprintf(folder, sizeof folder, "/tmp/tandem-saver-XXXXXX");
+    snprintf(folder, sizeof(folder), "/tmp/tandem-saver-XXXXXX");
     CHECK(mkdtemp(folder) != NULL);
     setenv("SAVER_DATA", folder, 1);
     char path[MAX_PATH];
-    snprintf(path, sizeof path, "%s/data.csv", folder); /* named by the job; never read */
+    snprintf(path, sizeof(path), "%s/data.csv", folder); /* named by the job; never read */
     CHECK_INT(tdm_file_replace(path, "1,2,3,4,5,0\n", 12, NULL), TDM_OK);
 }
 
 static void remove_folder(void)
 {
     char command[MAX_PATH];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    snprintf(command, sizeof(command), "rm -rf '%s'", folder);
     CHECK_INT(system(command), 0);
 }
 
@@ -393,9 +393,9 @@ static const char *in_world(const char *task, way how, const char *hosts, int ze
     static char path[MAX_PATH];
     static int number;
     char text[16];
-    snprintf(path, sizeof path, "%s/%d", folder, number++);
+    snprintf(path, sizeof(path), "%s/%d", folder, number++);
     CHECK_INT(mkdir(path, 0755), 0);
-    snprintf(text, sizeof text, "%d", zero);
+    snprintf(text, sizeof(text), "%d", zero);
     setenv("SAVER_ZERO", text, 1);
     setenv("SAVER_FOLDER", path, 1);
     setenv("SAVER_WAY", (const char *[]){"0", "1", "2"}[how], 1);
@@ -408,7 +408,7 @@ static void hash_of(const char *where, char hex[TDM_SHA256_HEX])
 {
     char path[MAX_PATH + 64];
     tdm_file_bytes bytes = {0};
-    snprintf(path, sizeof path, "%s/step-%012d.safetensors", where, STEP);
+    snprintf(path, sizeof(path), "%s/step-%012d.safetensors", where, STEP);
     CHECK_INT(tdm_file_read(path, 0, &bytes, NULL), TDM_OK);
     CHECK_INT(tdm_sha256_of(bytes.data, bytes.count, hex), TDM_OK);
     tdm_file_bytes_release(&bytes);
@@ -432,7 +432,7 @@ static void test_same_bytes(void)
         {BACKGROUND, "aaaa", 3, false}, {FOREGROUND, "aaa", 1, true}, {LAZY, "ab", 0, true},
         {BACKGROUND, "aab", 1, false},  {LAZY, "aab", 3, true},       {LAZY, "a", 0, false},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         if (SLOW && cases[i].slow) continue;
         hash_of(in_world("save", cases[i].how, cases[i].hosts, cases[i].zero), other);
         CHECK_TEXT(one, other);
@@ -503,7 +503,7 @@ static void test_cut_short(void)
 static void test_room(void)
 {
     static const size_t prepared[] = {3, 33, 33}, taken[] = {3, 33, 50};
-    for (size_t i = 0; i < sizeof taken / sizeof taken[0]; i++) {
+    for (size_t i = 0; i < sizeof(taken) / sizeof(taken[0]); i++) {
         size_t bytes = (taken[i] << 20) - 5;
         tdm_pages pages = {0}, other = {0};
         tdm__snapshot_pool *room = tdm__snapshot_pool_create();
@@ -539,5 +539,5 @@ static const check_test tests[] = {
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--rank") == 0) return world_be_a_rank(rank_task, argv[2]);
-    return check_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+    return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }

@@ -162,8 +162,8 @@ static tdm_status train(member *m, tdm_error *err)
     TDM_TRY(tdm_params_settle(m->store, err));
     TDM_TRY(gather(m, err));
     /* Rank 0 comes to the end first, or another: the first one says, the others agree. */
-    if (w->finished == 0) memcpy(w->losses, losses, sizeof losses);
-    w->finished += memcmp(w->losses, losses, sizeof losses) == 0;
+    if (w->finished == 0) memcpy(w->losses, losses, sizeof(losses));
+    w->finished += memcmp(w->losses, losses, sizeof(losses)) == 0;
     return TDM_OK;
 }
 
@@ -172,7 +172,7 @@ static void run_rank(tdm_comm *comm, void *user)
     member m = {.world = user, .comm = comm};
     tdm_error err = {0};
     if (train(&m, &err) != TDM_OK && m.world->message[0] == '\0')
-        snprintf(m.world->message, sizeof m.world->message, "rank %d: %.200s",
+        snprintf(m.world->message, sizeof(m.world->message), "rank %d: %.200s",
                  comm ? tdm_comm_rank(comm) : 0, err.message);
     close_member(&m);
 }
@@ -194,7 +194,7 @@ static tdm_job_document *read_job(const setting *s)
 {
     static const char small[] = "model: {kind: mlp, hidden: [256, 24], dropout: 0.1}\n";
     char text[1024];
-    snprintf(text, sizeof text,
+    snprintf(text, sizeof(text),
              "seed: 5\ndata: {train: t}\n%scompute: {backend: ref}\ntrain: {batch: %lld}\n"
              "parallel: {lanes: %lld, zero: %d, bucket: %s}\n%s",
              s->model ? s->model : small, (long long)s->lanes, (long long)s->lanes, s->zero,
@@ -227,7 +227,7 @@ static void check_setting(const setting *s)
     CHECK_TEXT(err.message, "");
     CHECK_TEXT(many.message, "");
     CHECK_INT(many.finished, s->size);
-    CHECK(many.losses[0] > 0 && memcmp(one.losses, many.losses, sizeof one.losses) == 0);
+    CHECK(many.losses[0] > 0 && memcmp(one.losses, many.losses, sizeof(one.losses)) == 0);
     CHECK(many.losses[1] != many.losses[0]);
     CHECK_INT(many.floats, one.floats);
     if (one.blocks && many.blocks && one.floats == many.floats)

@@ -65,7 +65,7 @@ static void train(tdm_comm *comm, const char *resume)
     char text[2048];
     const char *folder = getenv("STATE_FOLDER");
     int zero = number_of("STATE_ZERO");
-    int length = snprintf(text, sizeof text, job_text, folder, WIDTH_1, WIDTH_2, folder, zero,
+    int length = snprintf(text, sizeof(text), job_text, folder, WIDTH_1, WIDTH_2, folder, zero,
                           zero);
     tdm_job_document *document = NULL;
     tdm_error err = {0};
@@ -95,10 +95,10 @@ static char folder[64];
 static void make_folder(void)
 {
     char path[MAX_PATH];
-    snprintf(folder, sizeof folder, "/tmp/tandem-state-XXXXXX");
+    snprintf(folder, sizeof(folder), "/tmp/tandem-state-XXXXXX");
     CHECK(mkdtemp(folder) != NULL);
     setenv("STATE_FOLDER", folder, 1);
-    snprintf(path, sizeof path, "%s/data.csv", folder);
+    snprintf(path, sizeof(path), "%s/data.csv", folder);
     FILE *file = fopen(path, "we");
     CHECK(file != NULL);
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 3, .stream = TDM_RNG_STREAM_USER});
@@ -113,14 +113,14 @@ static void make_folder(void)
 static void remove_folder(void)
 {
     char command[MAX_PATH];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    snprintf(command, sizeof(command), "rm -rf '%s'", folder);
     CHECK_INT(system(command), 0);
 }
 
 static const char *run_path(int zero, int run)
 {
     static char path[MAX_PATH];
-    snprintf(path, sizeof path, "%s/zero%d/s-%d", folder, zero, run);
+    snprintf(path, sizeof(path), "%s/zero%d/s-%d", folder, zero, run);
     return path;
 }
 
@@ -129,7 +129,7 @@ static const char *checkpoint_path(int zero, int run, int step)
     static char path[2][MAX_PATH + 64];
     static int turn;
     turn = !turn;
-    snprintf(path[turn], sizeof path[turn], "%s/checkpoints/step-%012d.safetensors",
+    snprintf(path[turn], sizeof(path[turn]), "%s/checkpoints/step-%012d.safetensors",
              run_path(zero, run), step);
     return path[turn];
 }
@@ -151,7 +151,7 @@ static void check_same(int zero, int run, int step)
 static void in_world(const char *mode, const char *hosts, int zero)
 {
     char text[16];
-    snprintf(text, sizeof text, "%d", zero);
+    snprintf(text, sizeof(text), "%d", zero);
     setenv("STATE_ZERO", text, 1);
     world_run(&(world){.what = mode, .hosts = hosts});
 }
@@ -212,5 +212,5 @@ static const check_test tests[] = {
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--rank") == 0) return world_be_a_rank(rank_task, argv[2]);
-    return check_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+    return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }

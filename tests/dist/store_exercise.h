@@ -75,9 +75,9 @@ static inline void net_build(tdm_graph *g, int64_t width, int layers, bool recom
     for (int i = 0; i < layers; i++) {
         char name[16];
         tdm_graph_block(g);
-        snprintf(name, sizeof name, "w%d", i);
+        snprintf(name, sizeof(name), "w%d", i);
         tdm_value w = tdm_graph_param(g, name, tdm_shape_2(width, width), init);
-        snprintf(name, sizeof name, "b%d", i);
+        snprintf(name, sizeof(name), "b%d", i);
         tdm_value bias = tdm_graph_param(g, name, tdm_shape_1(width), init);
         x = tdm_graph_linear(g, x, w, bias, TDM_ACTIVATION_TANH);
         if (i == 0) first = w;
@@ -211,16 +211,16 @@ static inline bool sees(bench *b, int block, int version)
     const float *data = tdm_params_block(b->store, block);
     fill_copy(b, block, version);
     if (tdm_params_is_whole(b->store, block))
-        return memcmp(data, b->copy, b->elements * sizeof *data) == 0;
+        return memcmp(data, b->copy, b->elements * sizeof(*data)) == 0;
     bool ok = true;
     for (size_t i = 0; i < l->bucket_count; i++) {
         tdm_extent e = tdm__cells_extent(l,
                                          tdm__layout_share(l, tdm__layout_bucket(l, i), l->place));
-        ok &= memcmp(data + e.first, b->copy + e.first, e.count * sizeof *data) == 0;
+        ok &= memcmp(data + e.first, b->copy + e.first, e.count * sizeof(*data)) == 0;
     }
     size_t behind = l->trained_elements;
     return ok &&
-           memcmp(data + behind, b->copy + behind, (b->elements - behind) * sizeof *data) == 0;
+           memcmp(data + behind, b->copy + behind, (b->elements - behind) * sizeof(*data)) == 0;
 }
 
 /* Rank 0 writes a block in pieces that fit to nothing, and reads it back in others. */
@@ -244,7 +244,7 @@ static inline bool read_block(bench *b, int block, int version)
     tdm_error err = {0};
     bool root = b->rank == 0;
     fill_copy(b, block, version);
-    memset(b->got, 0, b->elements * sizeof *b->got);
+    memset(b->got, 0, b->elements * sizeof(*b->got));
     for (size_t at = 0, n = 0; at < b->elements; at += n) {
         n = at == 0 ? 5003 : 17011;
         if (n > b->elements - at) n = b->elements - at;
@@ -252,7 +252,7 @@ static inline bool read_block(bench *b, int block, int version)
                   "read"))
             return false;
     }
-    if (root) CHECK(memcmp(b->got, b->copy, b->elements * sizeof *b->got) == 0);
+    if (root) CHECK(memcmp(b->got, b->copy, b->elements * sizeof(*b->got)) == 0);
     return true;
 }
 
@@ -277,8 +277,8 @@ static inline bool run_and_compare(bench *b, tdm_prefetch *feed, tdm_plan *fed, 
             tdm_plan_run(n->plain, &key);
         }
         const float *out = tdm_plan_output(plan, "y").data;
-        if (i == 0) memcpy(y, out, sizeof y);
-        CHECK(memcmp(y, out, sizeof y) == 0);
+        if (i == 0) memcpy(y, out, sizeof(y));
+        CHECK(memcmp(y, out, sizeof(y)) == 0);
     }
     if (fed == n->train)
         CHECK(memcmp(n->grads[0], n->grads[1], tdm_graph_grad_extent(n->graph) * sizeof(float)) ==
@@ -299,7 +299,7 @@ static inline bool update(bench *b, bool overlap)
     tdm_error err = {0};
     if (!meet(b)) return false; /* nobody reads the old ones any more */
     b->version++;
-    size_t *order = calloc(l->bucket_count + 1, sizeof *order);
+    size_t *order = calloc(l->bucket_count + 1, sizeof(*order));
     if (!order) return false;
     for (size_t i = 0; i < l->bucket_count; i++) {
         order[i] = l->bucket_count - 1 - i;

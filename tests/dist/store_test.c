@@ -51,7 +51,7 @@ static uint64_t written_bytes(void)
     uint64_t sum = 0;
     char line[256];
     FILE *file = fopen("/proc/self/smaps_rollup", "re");
-    while (file && fgets(line, sizeof line, file))
+    while (file && fgets(line, sizeof(line), file))
         if (strncmp(line, "Pss_Anon:", 9) == 0 || strncmp(line, "Pss_Shmem:", 10) == 0)
             sum += strtoull(strchr(line, ':') + 1, NULL, 10) * 1024;
     if (file) fclose(file);
@@ -185,7 +185,7 @@ static const rank_case cases[] = {{"exercise", rank_exercise},
 
 static void task(tdm_comm *comm, const char *what)
 {
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         if (strcmp(cases[i].name, what) == 0) cases[i].run(comm);
 }
 
@@ -319,7 +319,7 @@ static void sim_rank(tdm_comm *comm, void *user)
 static void test_simulated(void)
 {
     static const int sizes[] = {1, 2, 3, 5, 24};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
         for (int zero = 0; zero <= 3; zero++) {
             if (sizes[i] > 5 && (SLOW || zero < 2)) continue;
             tdm_sim_options options = {.seed = i, .size = sizes[i]};
@@ -346,5 +346,5 @@ static const check_test tests[] = {
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--rank") == 0) return world_be_a_rank(task, argv[2]);
-    return check_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+    return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }

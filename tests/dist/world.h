@@ -39,13 +39,13 @@ static inline pid_t world_start_rank(const world *w, int rank, int number)
     if (pid != 0) return pid;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     char meeting[64], host[32];
-    snprintf(meeting, sizeof meeting, "world-%d-%d", (int)getppid(), number);
+    snprintf(meeting, sizeof(meeting), "world-%d-%d", (int)getppid(), number);
     rank_env_set(&(rank_env){.meeting = meeting,
                              .transport = w->transport,
                              .rank = rank,
                              .size = (int)strlen(w->hosts),
                              .deadline_s = w->deadline_s > 0 ? w->deadline_s : 60});
-    snprintf(host, sizeof host, "world-host-%c", w->hosts[rank]);
+    snprintf(host, sizeof(host), "world-host-%c", w->hosts[rank]);
     setenv("TANDEM_HOST", host, 1);
     execl("/proc/self/exe", "world", "--rank", w->what, (char *)NULL);
     _exit(127);

@@ -72,7 +72,7 @@ static void set_up(sim *s)
     s->lease_s = sim_chance(s, 0.5) ? 0 : 2;
     for (int i = 0; i < s->host_count; i++)
         s->hosts[i] = (host){.is_empty = true, .faulted_s = -1, .shm_id = 1 + (uint64_t)i};
-    snprintf(about, sizeof about, "{\"expected\":%d}", s->first_count);
+    snprintf(about, sizeof(about), "{\"expected\":%d}", s->first_count);
     sim_store_put(s, PREFIX "about", about);
     for (int i = 0; i < s->first_count; i++) sim_start(s, i % s->host_count, i / s->host_count);
     sim_draw_faults(s);
@@ -86,8 +86,8 @@ typedef struct totals {
 /* Whether all was well. */
 static bool run_one(uint64_t seed, bool is_loud, totals *t)
 {
-    sim *s = calloc(1, sizeof *s);
-    if (s) s->worlds = calloc(MAX_WORLDS, sizeof *s->worlds);
+    sim *s = calloc(1, sizeof(*s));
+    if (s) s->worlds = calloc(MAX_WORLDS, sizeof(*s->worlds));
     if (!s || !s->worlds || sim_time_init(s) != TDM_OK) {
         fprintf(stderr, "no memory for a schedule\n");
         exit(2);

@@ -31,7 +31,7 @@ static tdm_status create(process *p)
 {
     sim *s = p->s;
     char host_name[TDM_HOST_BYTES];
-    snprintf(host_name, sizeof host_name, "h%d", p->host);
+    snprintf(host_name, sizeof(host_name), "h%d", p->host);
     tdm_member_options options = {.session = SESSION,
                                   .id = p->id,
                                   .host = host_name,
@@ -134,8 +134,8 @@ static void tell_host(sim *s, int index)
     }
     for (int i = 0; i < s->event_count; i++)
         starting += s->events[i].kind == EVENT_START && s->events[i].a == index;
-    snprintf(key, sizeof key, PREFIX "hosts/h%d", index);
-    snprintf(value, sizeof value, "{\"vault\":\"%llx\",\"workers\":%d,\"starting\":%d}",
+    snprintf(key, sizeof(key), PREFIX "hosts/h%d", index);
+    snprintf(value, sizeof(value), "{\"vault\":\"%llx\",\"workers\":%d,\"starting\":%d}",
              (unsigned long long)s->hosts[index].shm_id, workers, starting);
     sim_store_put(s, key, value);
 }
@@ -155,7 +155,7 @@ process *sim_start(sim *s, int host_index, int slot)
     }
     process *p = &s->processes[s->process_count];
     *p = (process){.s = s, .index = s->process_count++, .host = host_index, .slot = slot};
-    snprintf(p->id, sizeof p->id, "h%d.%d.%02d", host_index, slot, p->index);
+    snprintf(p->id, sizeof(p->id), "h%d.%d.%02d", host_index, slot, p->index);
     sim_say(s, "agent starts %s", p->id);
     sim_begin(p, 0, trainer, p);
     tell_host(s, host_index);
@@ -249,8 +249,8 @@ static void tell_dead(sim *s, const event *e)
         sim_add_event(s, later);
         return;
     }
-    snprintf(key, sizeof key, PREFIX "dead/%s", s->processes[e->a].id);
-    snprintf(value, sizeof value, "{\"why\":\"killed by signal 9\",\"at\":%.6f}", s->now_s);
+    snprintf(key, sizeof(key), PREFIX "dead/%s", s->processes[e->a].id);
+    snprintf(value, sizeof(value), "{\"why\":\"killed by signal 9\",\"at\":%.6f}", s->now_s);
     sim_store_put(s, key, value);
 }
 
@@ -275,7 +275,7 @@ static void befall(sim *s, const event *e)
         break;
     case EVENT_CUT_STORE: p->no_store_s = s->now_s + e->length_s; break;
     case EVENT_LEAVE:
-        snprintf(key, sizeof key, PREFIX "wishes/leave/%s", p->id);
+        snprintf(key, sizeof(key), PREFIX "wishes/leave/%s", p->id);
         sim_store_put(s, key, "{}");
         break;
     default: break;
@@ -292,7 +292,7 @@ void sim_happen(sim *s, const event *e)
     case EVENT_TELL_HOST: tell_host(s, e->a); break;
     case EVENT_HOST_GONE: {
         char key[TDM_KV_KEY_BYTES];
-        snprintf(key, sizeof key, PREFIX "hosts/h%d", e->a);
+        snprintf(key, sizeof(key), PREFIX "hosts/h%d", e->a);
         sim_store_put(s, key, NULL);
         break;
     }
@@ -333,7 +333,7 @@ void sim_draw_faults(sim *s)
                                         : -1; /* all at about the same time */
     for (int i = 0; i < count; i++) {
         event e = {
-            .kind = kinds[sim_below(s, (int)(sizeof kinds / sizeof kinds[0]))],
+            .kind = kinds[sim_below(s, (int)(sizeof(kinds) / sizeof(kinds[0])))],
             .time_s = crowd_s >= 0 ? crowd_s + sim_between(s, 0, 0.05) : sim_between(s, 0, 5),
             .a = sim_below(s, 1000),
             .b = sim_below(s, 40),

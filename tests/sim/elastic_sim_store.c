@@ -87,12 +87,12 @@ static void set(sim *s, const char *key, const char *value, uint64_t lease_id)
     if (!is_there) {
         if (t->count == t->capacity) {
             t->capacity = t->capacity ? 2 * t->capacity : 64;
-            t->entries = realloc(t->entries, (size_t)t->capacity * sizeof *t->entries);
+            t->entries = realloc(t->entries, (size_t)t->capacity * sizeof(*t->entries));
         }
         memmove(t->entries + at + 1, t->entries + at, (size_t)(t->count - at) * sizeof(entry));
         t->count++;
         t->entries[at] = (entry){.value = NULL};
-        snprintf(t->entries[at].key, sizeof t->entries[at].key, "%s", key);
+        snprintf(t->entries[at].key, sizeof(t->entries[at].key), "%s", key);
     }
     entry *e = &t->entries[at];
     free(e->value);
@@ -218,7 +218,7 @@ static tdm_status list(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_kv_
 {
     fate f = go(kv);
     store *t = &process_of(kv)->s->store;
-    tdm_kv_item *items = tdm_arena_array(arena, (size_t)t->count + 1, sizeof *items);
+    tdm_kv_item *items = tdm_arena_array(arena, (size_t)t->count + 1, sizeof(*items));
     size_t count = 0;
     for (int i = 0; f == ANSWERED && i < t->count; i++) {
         const entry *e = &t->entries[i];
@@ -370,7 +370,7 @@ static const tdm__kv_ops ops = {.name = "sim",
 
 tdm_kv *sim_store_open(process *p)
 {
-    handle *h = calloc(1, sizeof *h);
+    handle *h = calloc(1, sizeof(*h));
     h->kv.ops = &ops;
     h->p = p;
     return &h->kv;

@@ -40,7 +40,7 @@ bool sim_chance(sim *s, double probability)
 static void say(sim *s, const char *mark, const char *fmt, va_list args)
 {
     char text[600];
-    vsnprintf(text, sizeof text, fmt, args);
+    vsnprintf(text, sizeof(text), fmt, args);
     const char *who = s->current >= 0 ? s->list[s->current].p->id : "-";
     printf("%10.4f %-8s %s%s\n", s->now_s, who, mark, text);
 }
@@ -58,7 +58,7 @@ void sim_fail(sim *s, const char *fmt, ...)
 {
     va_list args;
     va_start(args, fmt);
-    if (!s->failure[0]) vsnprintf(s->failure, sizeof s->failure, fmt, args);
+    if (!s->failure[0]) vsnprintf(s->failure, sizeof(s->failure), fmt, args);
     va_end(args);
     if (s->is_loud) printf("%10.4f WRONG: %s\n", s->now_s, s->failure);
 }

@@ -252,7 +252,7 @@ static tdm_status enter(void *user, const tdm_epoch *epoch, tdm_error *err)
     char door[TDM_ENDPOINT_BYTES];
     p->is_interrupted = false;
     p->meetings = 0;
-    memset(p->lost, 0, sizeof p->lost);
+    memset(p->lost, 0, sizeof(p->lost));
     if (p->is_dead) return dead(err);
     p->world = world_of(p, epoch);
     if (!p->world) return tdm_fail(err, TDM_ERR_INTERNAL, "no world");

@@ -113,8 +113,8 @@ static tdm_status swap(tdm_kv *kv, const char *key, uint64_t expected, const cha
     for (int i = 0; i < store->count; i++)
         if (strcmp(store->keys[i], key) == 0) return tdm_fail(err, TDM_ERR_EXISTS, "it is there");
     CHECK(store->count < 8);
-    snprintf(store->keys[store->count], sizeof store->keys[0], "%s", key);
-    snprintf(store->values[store->count++], sizeof store->values[0], "%s", value);
+    snprintf(store->keys[store->count], sizeof(store->keys[0]), "%s", key);
+    snprintf(store->values[store->count++], sizeof(store->values[0]), "%s", value);
     return store->is_in_doubt ? tdm_fail(err, TDM_ERR_PEER_TIMEOUT, "no answer") : TDM_OK;
 }
 

@@ -88,7 +88,7 @@ static void weights_may_be_odd(void)
         {INFINITY, 1, 1, 1}, {-1, 2, 1, 1},         {1e-310, 1e300, 1, 1},
         {1, 1e30, 1, 1},     {1e-5, 1e-5, 1e-5, 1}, {1e300, 1e300, 1, 1}};
     int64_t first[MAX_RANKS + 1];
-    for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+    for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
         for (int64_t lanes = 4; lanes <= 65536; lanes *= 2) {
             tdm_place_lanes(lanes, 4, odd[i], first);
             check_cover(first, 4, lanes);
@@ -106,8 +106,8 @@ static void weights_may_be_odd(void)
 static void a_large_world_is_placed(void)
 {
     enum { RANKS = 4096, LANES = 65536 };
-    int64_t *first = malloc((RANKS + 1) * sizeof *first);
-    double *weights = malloc(RANKS * sizeof *weights);
+    int64_t *first = malloc((RANKS + 1) * sizeof(*first));
+    double *weights = malloc(RANKS * sizeof(*weights));
     CHECK(first && weights);
     for (int i = 0; i < RANKS; i++) weights[i] = 1 + i % 7;
     tdm_place_lanes(LANES, RANKS, weights, first);
@@ -187,7 +187,7 @@ static void a_slow_rank_gives_lanes_away(void)
         int ranks;
     } worlds[] = {{4, 2}, {8, 2}, {16, 2}, {64, 2}, {8, 3}, {8, 4}, {32, 4}, {64, 7}, {256, 16}};
     srand48(2);
-    for (size_t i = 0; i < sizeof worlds / sizeof worlds[0]; i++) {
+    for (size_t i = 0; i < sizeof(worlds) / sizeof(worlds[0]); i++) {
         for (int try = 0; try < MACHINES; try++) {
             machine m;
             machine_init(&m, worlds[i].lanes, worlds[i].ranks, try % 3 * 0.05);
@@ -232,7 +232,7 @@ static void noise_moves_nothing(void)
 {
     static const int ranks[] = {2, 3, 4, 8, 16};
     srand48(4);
-    for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
+    for (size_t i = 0; i < sizeof(ranks) / sizeof(ranks[0]); i++) {
         machine m;
         machine_init(&m, 128, ranks[i], 0.1);
         m.hiccups = i % 2 == 0 ? 0 : 0.03;

@@ -20,7 +20,7 @@ static inline const char *in_folder(const char *name)
     static char path[4][512];
     static int turn;
     turn = (turn + 1) % 4;
-    snprintf(path[turn], sizeof path[turn], "%s/%s", folder, name);
+    snprintf(path[turn], sizeof(path[turn]), "%s/%s", folder, name);
     return path[turn];
 }
 
@@ -31,14 +31,15 @@ static void folder_make(void)
 #ifdef CHECKPOINT_IN_MEMORY
     in_memory = tdm_path_is_dir("/dev/shm");
 #endif
-    snprintf(folder, sizeof folder, "%s/tandem-checkpoint-XXXXXX", in_memory ? "/dev/shm" : "/tmp");
+    snprintf(folder, sizeof(folder), "%s/tandem-checkpoint-XXXXXX",
+             in_memory ? "/dev/shm" : "/tmp");
     CHECK(mkdtemp(folder) != NULL);
 }
 
 static void folder_remove(void)
 {
     char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    snprintf(command, sizeof(command), "rm -rf '%s'", folder);
     CHECK_INT(system(command), 0);
 }
 

@@ -42,7 +42,7 @@ static const char *steps(void)
     size_t at = 0;
     text[0] = '\0';
     for (size_t i = count; i > 0; i--)
-        at += (size_t)snprintf(text + at, sizeof text - at, "%s%llu%s", at ? " " : "",
+        at += (size_t)snprintf(text + at, sizeof(text) - at, "%s%llu%s", at ? " " : "",
                                (unsigned long long)entries[i - 1].step,
                                entries[i - 1].packed ? "z" : "");
     tdm_arena_destroy(arena);
@@ -160,10 +160,10 @@ static void test_index(void)
 {
     char outer[64];
     folder_make();
-    memcpy(outer, folder, sizeof outer);
+    memcpy(outer, folder, sizeof(outer));
     write_text("metrics.jsonl", "{\"step\":1,\"loss\":9}\n{\"step\":1,\"test_loss\":0.5,"
                                 "\"test_accuracy\":0.25}\nnot json \"test_\n{\"step\":2,\"test_lo");
-    snprintf(folder + strlen(folder), sizeof folder - strlen(folder), "/c");
+    snprintf(folder + strlen(folder), sizeof(folder) - strlen(folder), "/c");
     CHECK_INT(tdm_dir_make(folder, NULL), TDM_OK);
     save_step(1, false);
     save_step(2, false);
@@ -177,7 +177,7 @@ static void test_index(void)
         "{\"format\":\"tandem-checkpoints-1\"}",
         "{\"format\":\"tandem-checkpoints-1\",\"steps\":7}",
     };
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         write_text("index.json", bad[i]);
         CHECK(loss_of(1) == 0.5);
     }
@@ -189,7 +189,7 @@ static void test_index(void)
     CHECK(loss_of(2) == 0.75);
     note(2, 0.5, 0.5); /* measured again */
     CHECK(loss_of(2) == 0.5);
-    memcpy(folder, outer, sizeof folder);
+    memcpy(folder, outer, sizeof(folder));
     folder_remove();
 }
 
@@ -287,20 +287,21 @@ static void test_packed_bomb(void)
     enum { FRAMES = 4096 };
     /* A mebibyte of zeros: eight blocks of one byte, repeated. */
     static const uint8_t head[] = {0x28, 0xb5, 0x2f, 0xfd, 0xa0, 0x00, 0x00, 0x10, 0x00};
-    uint8_t frame[sizeof head + 8 * 4];
-    memcpy(frame, head, sizeof head);
+    uint8_t frame[sizeof(head) + 8 * 4];
+    memcpy(frame, head, sizeof(head));
     for (int i = 0; i < 8; i++) {
         uint32_t block = (uint32_t)(128 << 10) << 3 | 1 << 1 | (i == 7);
         uint8_t bytes[4] = {(uint8_t)block, (uint8_t)(block >> 8), (uint8_t)(block >> 16), 0};
-        memcpy(frame + sizeof head + 4 * (size_t)i, bytes, 4);
+        memcpy(frame + sizeof(head) + 4 * (size_t)i, bytes, 4);
     }
-    uint8_t *bomb = malloc(FRAMES * sizeof frame);
-    for (size_t i = 0; i < FRAMES; i++) memcpy(bomb + i * sizeof frame, frame, sizeof frame);
+    uint8_t *bomb = malloc(FRAMES * sizeof(frame));
+    for (size_t i = 0; i < FRAMES; i++) memcpy(bomb + i * sizeof(frame), frame, sizeof(frame));
     tdm_error err;
     tdm_safetensors *file = NULL;
     struct rusage before, after;
     getrusage(RUSAGE_SELF, &before);
-    CHECK_INT(tdm_safetensors_parse(bomb, FRAMES * sizeof frame, "b", &file, &err), TDM_ERR_FORMAT);
+    CHECK_INT(tdm_safetensors_parse(bomb, FRAMES * sizeof(frame), "b", &file, &err),
+              TDM_ERR_FORMAT);
     getrusage(RUSAGE_SELF, &after);
     CHECK_HAS(err.message, "does not begin with '{'");
     CHECK(after.ru_maxrss - before.ru_maxrss < 64 << 10); /* KiB, of the four million */
@@ -321,15 +322,15 @@ static void test_foreign_frames(void)
                                    0x2a, 0x4d, 0x18, 2,    0,    0,    0,    7,    7};
     tdm_error err;
     tdm_safetensors *file = NULL;
-    CHECK_INT(tdm_safetensors_parse(claims_much, sizeof claims_much, "f", &file, &err),
+    CHECK_INT(tdm_safetensors_parse(claims_much, sizeof(claims_much), "f", &file, &err),
               TDM_ERR_FORMAT);
     CHECK_HAS(err.message, "claims more");
-    CHECK_INT(tdm_safetensors_parse(claims_nothing, sizeof claims_nothing, "f", &file, &err),
+    CHECK_INT(tdm_safetensors_parse(claims_nothing, sizeof(claims_nothing), "f", &file, &err),
               TDM_ERR_UNSUPPORTED);
     CHECK_HAS(err.message, "zstd -d");
-    CHECK_INT(tdm_safetensors_parse(only_magic, sizeof only_magic, "f", &file, &err),
+    CHECK_INT(tdm_safetensors_parse(only_magic, sizeof(only_magic), "f", &file, &err),
               TDM_ERR_FORMAT);
-    CHECK_INT(tdm_safetensors_parse(good, sizeof good, "f", &file, &err), TDM_OK);
+    CHECK_INT(tdm_safetensors_parse(good, sizeof(good), "f", &file, &err), TDM_OK);
     CHECK_INT(file ? (int)tdm_safetensors_count(file) : -1, 0);
     tdm_safetensors_destroy(file);
 }
@@ -349,7 +350,7 @@ static void count_one(void *user, size_t index)
 static void test_spread(void)
 {
     static const size_t sizes[] = {0, 1, 2, 7, 1000};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         counts c = {0};
         tdm__spread(sizes[i], i % 2 ? 0 : UINT64_C(1) << 40, count_one, &c);
         for (size_t k = 0; k < 1000; k++) CHECK_INT(atomic_load(&c.of[k]), k < sizes[i]);

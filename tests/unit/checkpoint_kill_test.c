@@ -346,7 +346,7 @@ static void fail_each(unsigned mask, int error_number, bool packed)
 static void test_faults(void)
 {
     static const int errors[] = {ENOSPC, EIO, EROFS};
-    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+    for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
         fail_each(TDM_FAULT_ALL, errors[i], false);
         if (packs()) fail_each(TDM_FAULT_ALL, errors[i], true);
     }

@@ -126,7 +126,7 @@ static void test_safetensors_canonical(void)
                           "\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}  ";
     CHECK_INT(one.count, 128 + 11);
     CHECK_INT(one.data[0], 120);
-    CHECK(memcmp(one.data + 8, header, sizeof header - 1) == 0);
+    CHECK(memcmp(one.data + 8, header, sizeof(header) - 1) == 0);
     CHECK(same_bytes(one.data + 128, x, 8) && same_bytes(one.data + 136, y, 3));
     tdm_file_bytes_release(&one);
     folder_remove();
@@ -155,7 +155,7 @@ static void test_safetensors_write_refuses(void)
         {"x", {TDM_DTYPE_F32, {.rank = 9}, x}},
         {"x", {TDM_DTYPE_F32, tdm_shape_1(4), NULL}},
     };
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         CHECK_INT(tdm_safetensors_write(path, &bad[i], 1, NULL, 0, &err), TDM_ERR_INVALID);
         CHECK_HAS(err.message, path);
     }
@@ -164,7 +164,7 @@ static void test_safetensors_write_refuses(void)
                                        {{NULL, "1"}, {"b", "2"}},
                                        {{"a", "\xff"}, {"b", "2"}},
                                        {{"a\xff", "1"}, {"b", "2"}}};
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
         CHECK_INT(tdm_safetensors_write(path, NULL, 0, texts[i], 2, &err), TDM_ERR_INVALID);
     }
     CHECK_INT(folder_entries(), 0);
@@ -182,7 +182,7 @@ static void test_safetensors_write_refuses(void)
 
 static void test_safetensors_headers(void)
 {
-    for (size_t i = 0; i < sizeof header_cases / sizeof header_cases[0]; i++) {
+    for (size_t i = 0; i < sizeof(header_cases) / sizeof(header_cases[0]); i++) {
         const header_case *c = &header_cases[i];
         size_t count = 0;
         uint8_t *bytes = build(c->header, c->data_bytes, &count);
@@ -209,7 +209,7 @@ static void test_safetensors_lengths(void)
     const uint64_t lengths[] = {1, 3, 100000000, 100000001, UINT64_MAX, UINT64_MAX - 7, 1u << 31};
     tdm_safetensors *file = NULL;
     tdm_error err;
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
         uint8_t *bytes = malloc(10);
         memcpy(bytes, &lengths[i], 8);
         bytes[8] = '{';
@@ -275,7 +275,7 @@ static void test_checkpoint_round_trip(void)
     tdm_checkpoint *checkpoint = NULL;
     CHECK_INT(tdm_checkpoint_open(in_folder("c"), &checkpoint, &err), TDM_OK);
     const tdm_checkpoint_content *c = tdm_checkpoint_content_of(checkpoint);
-    CHECK(memcmp(&c->position, &s.content.position, sizeof c->position) == 0);
+    CHECK(memcmp(&c->position, &s.content.position, sizeof(c->position)) == 0);
     CHECK_TEXT(c->job_hash, "0123abcd");
     CHECK_TEXT(c->data_hash, "feed");
     CHECK_TEXT(c->numerics, "portable 7");
@@ -287,7 +287,7 @@ static void test_checkpoint_round_trip(void)
     CHECK_TEXT(c->tensors[0].name, "adam.count");
     CHECK_TEXT(c->tensors[3].name, "w");
     const tdm_named_tensor *w = tdm_checkpoint_find(checkpoint, "w");
-    CHECK(w && same_bytes(w->tensor.data, s.weight, sizeof s.weight));
+    CHECK(w && same_bytes(w->tensor.data, s.weight, sizeof(s.weight)));
     CHECK(tdm_checkpoint_find(checkpoint, "x") == NULL);
 
     char saved[TDM_SHA256_HEX];
@@ -363,7 +363,7 @@ static void test_state_hash(void)
 
     for (int field = 0; field < 5; field++) {
         uint64_t position[5];
-        memcpy(position, &s.content.position, sizeof position);
+        memcpy(position, &s.content.position, sizeof(position));
         position[field]++;
         CHECK_INT(tdm_state_hash((const tdm_position *)position, s.tensors, 4, other, NULL),
                   TDM_OK);
@@ -469,7 +469,7 @@ static void test_checkpoint_open_refuses(void)
         {"sample_shape", "[4294967296,4294967296]", TDM_ERR_FORMAT, "overflows"},
         {"sample_shape", "[9223372036854775808]", TDM_ERR_FORMAT, "is not a size"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         tdm_error err = {0};
         tdm_status status = open_forged(cases[i].name, cases[i].text, true, &err);
         if (status != cases[i].status) {
@@ -621,7 +621,7 @@ static void test_newest(void)
         "step-5000000000000x.safetensors",    "step-99999999999999999999999.safetensors",
         "step-0005000000000000.safetensors",  "step-7.safetensors",
         "step- 50000000000000.safetensors",   "notes"};
-    for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++) {
+    for (size_t i = 0; i < sizeof(foreign) / sizeof(foreign[0]); i++) {
         CHECK_INT(tdm_file_replace(in_folder(foreign[i]), "x", 1, &err), TDM_OK);
     }
     CHECK_INT(newest_step(), 1000000000000);
@@ -668,7 +668,7 @@ static void test_newest(void)
 static void touch(const char *fmt, long pid)
 {
     char name[128];
-    snprintf(name, sizeof name, fmt, pid);
+    snprintf(name, sizeof(name), fmt, pid);
     FILE *file = fopen(in_folder(name), "wb");
     CHECK(file && fclose(file) == 0);
 }

@@ -29,14 +29,14 @@ typedef struct mixed_state {
 static void fill_mixed(mixed_state *m)
 {
     fill_state(&m->sample, 120);
-    memcpy(m->tensors, m->sample.tensors, sizeof m->sample.tensors);
+    memcpy(m->tensors, m->sample.tensors, sizeof(m->sample.tensors));
     m->doubles[0] = 1.5;
     m->doubles[1] = -2;
     for (int i = 0; i < 3; i++) m->bytes[i] = (uint8_t)(i + 1);
     m->tensors[4] = (tdm_named_tensor){"schedule.plateau",
                                        {TDM_DTYPE_F64, tdm_shape_1(2), m->doubles}};
     m->tensors[5] = (tdm_named_tensor){"a.bytes", {TDM_DTYPE_U8, tdm_shape_1(3), m->bytes}};
-    memcpy(m->bare, m->tensors, sizeof m->bare);
+    memcpy(m->bare, m->tensors, sizeof(m->bare));
     for (int i = 0; i < TENSORS; i++) m->bare[i].tensor.data = NULL;
     m->sample.content.tensors = m->tensors;
     m->sample.content.tensor_count = TENSORS;
@@ -104,7 +104,7 @@ static void test_old_bytes(void)
     CHECK_TEXT(hex, OLD_STATE);
 
     static const size_t chunks[] = {1, 2, 3, 7, 8, 64, 1000, 1201, 100000};
-    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
+    for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
         const char *path = in_folder("pieces");
         char state[TDM_SHA256_HEX] = "";
         CHECK_INT(write_in_chunks(path, &m, chunks[i], 0, state, &err), TDM_OK);

@@ -57,7 +57,7 @@ static void answer(int fd, int status, const char *body)
 {
     char head[200];
     int length = snprintf(
-        head, sizeof head,
+        head, sizeof(head),
         "HTTP/1.1 %d Whatever\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n", status,
         strlen(body));
     send_all(fd, head, (size_t)length);
@@ -82,8 +82,8 @@ static void answer_endlessly(const server *s, int fd)
 {
     static const char some[1 << 16] = "{";
     static const char head[] = "HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n";
-    send_all(fd, head, sizeof head - 1);
-    while (!atomic_load(&s->over) && send(fd, some, sizeof some, MSG_NOSIGNAL) > 0) {
+    send_all(fd, head, sizeof(head) - 1);
+    while (!atomic_load(&s->over) && send(fd, some, sizeof(some), MSG_NOSIGNAL) > 0) {
     }
 }
 
@@ -102,8 +102,8 @@ static void serve(server *s, int fd)
     size_t count = 0;
     struct pollfd one = {.fd = fd, .events = POLLIN};
     /* The bodies asked here are short, and end the question. */
-    while (count < sizeof question - 1 && poll(&one, 1, 2000) > 0) {
-        ssize_t got = recv(fd, question + count, sizeof question - 1 - count, 0);
+    while (count < sizeof(question) - 1 && poll(&one, 1, 2000) > 0) {
+        ssize_t got = recv(fd, question + count, sizeof(question) - 1 - count, 0);
         if (got <= 0) return;
         count += (size_t)got;
         question[count] = '\0';
@@ -150,7 +150,7 @@ static void *run_server(void *user)
 static void start_server(server *s, manner m)
 {
     struct sockaddr_in address = {.sin_family = AF_INET};
-    socklen_t length = sizeof address;
+    socklen_t length = sizeof(address);
     *s = (server){.door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
     atomic_store(&s->manner, (int)m);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -208,7 +208,7 @@ static void addresses(void)
     const char *const wrong[] = {"etcd:localhost:2379", "etcd:http://",
                                  "etcd:ftp://a:1",      "etcd:,",
                                  "etcd:http://a:1,b:2", "etcd:http://me:secret@host:1"};
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         tdm_kv_options options = {.url = wrong[i]};
         tdm_kv *kv = NULL;
         tdm_error err = {0};
@@ -254,7 +254,7 @@ static void strange_servers(void)
         server s;
         char url[64];
         start_server(&s, (manner)m);
-        snprintf(url, sizeof url, "etcd:http://127.0.0.1:%d", s.port);
+        snprintf(url, sizeof(url), "etcd:http://127.0.0.1:%d", s.port);
         tdm_kv *kv = open_at(url, m == ENDLESS ? 5 : 0.15);
         expect_failures(kv, m);
         tdm_kv_close(kv);
@@ -269,14 +269,14 @@ static void the_next_one(void)
     server good;
     start_server(&good, GOOD);
     int swapped = 0, tried = 0;
-    for (size_t i = 1; i < 2 * sizeof gone / sizeof gone[0]; i++) { /* silence takes long: once */
+    for (size_t i = 1; i < 2 * sizeof(gone) / sizeof(gone[0]); i++) { /* silence takes long: once */
         server bad;
         char url[100];
         uint64_t number = 0;
         tdm_kv_item item;
         tdm_arena *arena = tdm_arena_create("test");
         start_server(&bad, gone[i / 2]);
-        snprintf(url, sizeof url, "etcd:http://127.0.0.1:%d,http://127.0.0.1:%d", bad.port,
+        snprintf(url, sizeof(url), "etcd:http://127.0.0.1:%d,http://127.0.0.1:%d", bad.port,
                  good.port);
         /* Whom it asks first is up to it: a new handle for each question. */
         for (int call = 0; call < 4; call++) {
@@ -315,7 +315,7 @@ static void a_closed_door(void)
     start_server(&shut, GOOD);
     int port = shut.port;
     stop_server(&shut);
-    snprintf(url, sizeof url, "etcd:http://127.0.0.1:%d,http://127.0.0.1:%d", port, good.port);
+    snprintf(url, sizeof(url), "etcd:http://127.0.0.1:%d,http://127.0.0.1:%d", port, good.port);
     for (int i = 0; i < 8; i++) { /* nobody can have heard it there, so it is asked again */
         tdm_kv *kv = open_at(url, 8);
         uint64_t revision = 0;

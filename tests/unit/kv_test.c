@@ -29,10 +29,10 @@ static tdm_kv_options options;
 
 static void begin(void)
 {
-    snprintf(folder, sizeof folder, "/tmp/tandem-kv-XXXXXX");
+    snprintf(folder, sizeof(folder), "/tmp/tandem-kv-XXXXXX");
     CHECK(mkdtemp(folder) != NULL);
-    snprintf(path, sizeof path, "%s/test.store", folder);
-    snprintf(url, sizeof url, "local:%s", path);
+    snprintf(path, sizeof(path), "%s/test.store", folder);
+    snprintf(url, sizeof(url), "local:%s", path);
     options = (tdm_kv_options){.url = url};
 }
 
@@ -62,7 +62,7 @@ static void what_there_is(void)
     CHECK(info.usable && info.about[0]);
     CHECK(!tdm_kv_at(100, &info));
     const char *const wrong[] = {"", "local", "local:", "locals:/tmp/x", "redis:localhost"};
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         tdm_kv_options o = {.url = wrong[i]};
         FAILS(tdm_kv_open(&o, &kv, &err), TDM_ERR_INVALID);
     }
@@ -142,7 +142,7 @@ static void old_or_foreign_files(void)
     inside(kv)->head->version--;
     /* As after a start of the system: its lock is taken for ever by who is no more. */
     memcpy(inside(kv)->head->boot, "another", 8);
-    memset(&inside(kv)->head->lock, 0x5a, sizeof inside(kv)->head->lock);
+    memset(&inside(kv)->head->lock, 0x5a, sizeof(inside(kv)->head->lock));
     other = exercise_open(&options);
     FAILS(tdm_kv_get(other, "a", arena, &item, &err), TDM_ERR_NOT_FOUND);
     WORKS(tdm_kv_put(other, "a", "2", 0, &err));
@@ -266,7 +266,7 @@ static void full_stores(void)
     tdm_status status = TDM_OK;
     tdm_error full = {0};
     while (status == TDM_OK && count < 1000) {
-        snprintf(key, sizeof key, "full/%04d", count);
+        snprintf(key, sizeof(key), "full/%04d", count);
         status = tdm_kv_put(kv, key, value, 0, &full);
         if (status == TDM_OK) count++;
     }
@@ -276,7 +276,7 @@ static void full_stores(void)
     /* What is there can be changed and removed all the same, and all is found again. */
     uint64_t revision = exercise_revision(kv), now = 0;
     for (int i = 0; i < 3 * count; i++) {
-        snprintf(key, sizeof key, "full/%04d", i % count);
+        snprintf(key, sizeof(key), "full/%04d", i % count);
         WORKS(tdm_kv_put(i % 2 ? kv : other, key, value, 0, &err));
     }
     tdm_kv_item *items = NULL;
@@ -528,7 +528,7 @@ static void kills_by_instruction(void)
     begin();
     tdm_kv *kv = exercise_open(&options);
     tdm_arena *arena = tdm_arena_create("test");
-    _Atomic long *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE,
+    _Atomic long *shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) exit(1);
     for (int d = 0; d < DEED_COUNT; d++) {
@@ -552,7 +552,7 @@ static void kills_by_instruction(void)
             printf("     deed %d: %d kills in %ld instructions\n", d, STEPS, all);
         CHECK(all == 0 || all > 100);
     }
-    munmap((void *)shared, sizeof *shared);
+    munmap((void *)shared, sizeof(*shared));
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
     end();
@@ -602,9 +602,9 @@ static void work(known *k, int worker, uint32_t seed)
     tdm_arena *arena = tdm_arena_create("test");
     char own[32], first[32], second[32], *value = malloc(TDM_KV_VALUE_BYTES);
     uint64_t lease = 0;
-    snprintf(own, sizeof own, "own/%d", worker);
-    snprintf(first, sizeof first, "pair/%d/1", worker);
-    snprintf(second, sizeof second, "pair/%d/2", worker);
+    snprintf(own, sizeof(own), "own/%d", worker);
+    snprintf(first, sizeof(first), "pair/%d/1", worker);
+    snprintf(second, sizeof(second), "pair/%d/2", worker);
     for (bool fine = value != NULL; fine;) {
         tdm_arena_reset(arena);
         uint64_t number = atomic_load(&k->tried[worker]) + 1;
@@ -665,13 +665,13 @@ static void check_whole(tdm_kv *kv, known *k, tdm_arena *arena)
     for (int i = 0; i < WORKERS; i++) {
         char key[32];
         number = 0;
-        snprintf(key, sizeof key, "own/%d", i);
+        snprintf(key, sizeof(key), "own/%d", i);
         const char *own = find_value(items, count, key);
         CHECK(own ? is_whole(own, &number) : done[i] == 0);
         CHECK(number >= done[i] && number <= atomic_load(&k->tried[i]));
-        snprintf(key, sizeof key, "pair/%d/2", i);
+        snprintf(key, sizeof(key), "pair/%d/2", i);
         bool second = find_value(items, count, key) != NULL;
-        snprintf(key, sizeof key, "pair/%d/1", i);
+        snprintf(key, sizeof(key), "pair/%d/1", i);
         CHECK(!second || find_value(items, count, key)); /* they go together */
     }
 }
@@ -693,7 +693,7 @@ static void await_work(known *k, int killed)
 static void kills(void)
 {
     begin();
-    known *k = mmap(NULL, sizeof *k, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    known *k = mmap(NULL, sizeof(*k), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (k == MAP_FAILED) exit(1);
     tdm_kv *kv = exercise_open(&options);
     tdm_arena *arena = tdm_arena_create("test");
@@ -738,7 +738,7 @@ static void kills(void)
     tdm_kv_close(fresh);
     tdm_kv_close(kv);
     tdm_arena_destroy(arena);
-    munmap(k, sizeof *k);
+    munmap(k, sizeof(*k));
     end();
 }
 

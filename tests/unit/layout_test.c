@@ -26,7 +26,7 @@ typedef struct world {
 /* Bit i of `borders`: a node ends behind place i. */
 static void world_init(world *w, int size, unsigned borders, bool common, size_t elements)
 {
-    memset(w, 0, sizeof *w);
+    memset(w, 0, sizeof(*w));
     w->layout = (tdm__layout){.size = size,
                               .rank_of_place = w->rank_of_place,
                               .node_of_place = w->node_of_place,
@@ -133,7 +133,7 @@ static void model_make(model *m, int64_t width, bool extra)
     tdm_init init = {.kind = TDM_INIT_NORMAL, .scale = 0.1};
     for (int i = 0; i < 3; i++) {
         char name[16];
-        snprintf(name, sizeof name, "w%d", i);
+        snprintf(name, sizeof(name), "w%d", i);
         tdm_value w = tdm_graph_param(g, name, tdm_shape_2(width, width), init);
         x = tdm_graph_linear(g, x, w, TDM_VALUE_NONE, TDM_ACTIVATION_NONE);
     }
@@ -177,13 +177,13 @@ static void test_a_single_process(void)
         tdm_params_info info = tdm_params_info_of(store);
         CHECK_INT(info.private_bytes, 2 * n * sizeof(float));
         CHECK_INT(info.bucket_count, (tdm_graph_grad_extent(m.graph) + 8191) / 8192);
-        float *in = malloc(n * sizeof *in), *out = calloc(n, sizeof *out);
+        float *in = malloc(n * sizeof(*in)), *out = calloc(n, sizeof(*out));
         fill(in, n, 0.01f);
         CHECK_INT(tdm_params_write(store, TDM_BLOCK_PARAMS, 0, n, in, NULL), TDM_OK);
         CHECK_INT(tdm_params_settle(store, NULL), TDM_OK);
         CHECK_INT(tdm_params_read(store, TDM_BLOCK_PARAMS, 3, n - 3, out, NULL), TDM_OK);
-        CHECK(memcmp(out, in + 3, (n - 3) * sizeof *in) == 0);
-        CHECK(memcmp(tdm_params_block(store, TDM_BLOCK_PARAMS), in, n * sizeof *in) == 0);
+        CHECK(memcmp(out, in + 3, (n - 3) * sizeof(*in)) == 0);
+        CHECK(memcmp(tdm_params_block(store, TDM_BLOCK_PARAMS), in, n * sizeof(*in)) == 0);
         tdm_error err;
         CHECK_INT(tdm_params_read(store, TDM_BLOCK_PARAMS, n, 1, out, &err), TDM_ERR_RANGE);
         CHECK_INT(tdm_params_read(store, TDM_BLOCK_PARAMS, 1, SIZE_MAX, out, &err), TDM_ERR_RANGE);
@@ -224,8 +224,8 @@ static void test_a_feed_runs_a_plan(void)
         else
             tdm_plan_run(m.plan, &(tdm_step_key){0});
         const float *y = tdm_plan_output(m.plan, "y").data;
-        if (i == 0) memcpy(first, y, sizeof first);
-        CHECK(memcmp(first, y, sizeof first) == 0 && isfinite(y[7]) && y[7] != 0);
+        if (i == 0) memcpy(first, y, sizeof(first));
+        CHECK(memcmp(first, y, sizeof(first)) == 0 && isfinite(y[7]) && y[7] != 0);
     }
     CHECK_INT(tdm_prefetch_pass(feed, NULL), TDM_OK);
     tdm_error err;
@@ -272,11 +272,11 @@ static void test_offload(void)
     CHECK(max < before + (uint64_t)3 * WINDOW * CELL * sizeof(float));
     size_t trained = tdm_graph_grad_extent(m.graph);
     for (size_t i = trained; i < n; i++) ema[i] *= 2; /* what lies behind is in no cell */
-    float *want = malloc(n * sizeof *want), *got = malloc(n * sizeof *got);
+    float *want = malloc(n * sizeof(*want)), *got = malloc(n * sizeof(*got));
     fill(want, n, 0.25f);
     for (size_t i = 0; i < n; i++) want[i] *= 2;
     CHECK_INT(tdm_params_read(store, TDM_BLOCK_EMA, 0, n, got, NULL), TDM_OK);
-    CHECK(memcmp(want, got, n * sizeof *want) == 0);
+    CHECK(memcmp(want, got, n * sizeof(*want)) == 0);
     free(want);
     free(got);
     tdm_params_destroy(store);

@@ -29,14 +29,14 @@ static void make_store(void)
 {
     char folder[] = "/tmp/tandem-member-XXXXXX";
     if (!mkdtemp(folder)) abort();
-    snprintf(store_path, sizeof store_path, "%s", folder);
-    snprintf(store_url, sizeof store_url, "local:%s/store", folder);
+    snprintf(store_path, sizeof(store_path), "%s", folder);
+    snprintf(store_url, sizeof(store_url), "local:%s/store", folder);
 }
 
 static void remove_store(void)
 {
     char file[96];
-    snprintf(file, sizeof file, "%s/store", store_path);
+    snprintf(file, sizeof(file), "%s/store", store_path);
     unlink(file);
     CHECK_INT(rmdir(store_path), 0);
 }
@@ -84,7 +84,7 @@ static const char *lost_lists[CROWD][CROWD];
 static void gather(int count)
 {
     for (int i = 0; i < count; i++) {
-        snprintf(names[i], sizeof names[i], "m%d", i);
+        snprintf(names[i], sizeof(names[i]), "m%d", i);
         crowd[i] = (tdm__view_member){
             .id = names[i], .host = "h", .is_whole = true, .lost = lost_lists[i]};
         crowd_list[i] = &crowd[i];
@@ -216,7 +216,7 @@ static void a_record_of_nonsense_is_none(void)
         "{\"number\":1,\"members\":[{\"id\":\"a\"},{\"id\":\"a\"}]}",
         "{\"number\":1,\"members\":[{\"host\":\"h\"}]}",
         "{\"number\":1,\"members\":[7]}"};
-    for (size_t i = 0; i < sizeof epochs / sizeof epochs[0]; i++) {
+    for (size_t i = 0; i < sizeof(epochs) / sizeof(epochs[0]); i++) {
         put(kv, SESSION "epoch", epochs[i]);
         CHECK_INT(look(kv, arena, &view, &err), TDM_ERR_FORMAT);
         CHECK_HAS(err.message, SESSION "epoch");
@@ -240,8 +240,8 @@ static tdm__decision decide(tdm_kv *kv, tdm_arena *arena, const char *id, tdm__e
 static void put_record(tdm_kv *kv, const char *id, const char *host, int slot)
 {
     char key[64], value[128];
-    snprintf(key, sizeof key, SESSION "members/%s", id);
-    snprintf(value, sizeof value, "{\"host\":\"%s\",\"slot\":%d,\"pid\":%d,\"ready\":true}", host,
+    snprintf(key, sizeof(key), SESSION "members/%s", id);
+    snprintf(value, sizeof(value), "{\"host\":\"%s\",\"slot\":%d,\"pid\":%d,\"ready\":true}", host,
              slot, slot + 2);
     put(kv, key, value);
 }
@@ -264,13 +264,13 @@ static void the_largest_epoch_fits(void)
     static tdm__view_member members[COUNT];
     static tdm__epoch_plan plan;
     char host[TDM_HOST_BYTES] = "";
-    memset(host, 'h', sizeof host - 1);
+    memset(host, 'h', sizeof(host) - 1);
     make_store();
     tdm_kv *kv = open_store();
     tdm_arena *arena = tdm_arena_create("test");
     tdm__view view = {.number = 7, .members = members, .count = COUNT, .size = TDM__MAX_EPOCH};
     for (int i = 0; i < COUNT; i++) {
-        snprintf(ids[i], sizeof ids[i], "%.55s.%07d", host, i);
+        snprintf(ids[i], sizeof(ids[i]), "%.55s.%07d", host, i);
         members[i] = (tdm__view_member){.id = ids[i],
                                         .host = host,
                                         .pid = INT32_MAX - 1,
@@ -417,7 +417,7 @@ static void a_busy_member_is_waited_for(void)
     memo.left = memo.number = 1;
     memo.took_part = true;
     const double looks_s[] = {100, 101, 103, 130, 159};
-    for (size_t i = 0; i < sizeof looks_s / sizeof looks_s[0]; i++) {
+    for (size_t i = 0; i < sizeof(looks_s) / sizeof(looks_s[0]); i++) {
         CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
         view.members[2].is_busy = true;
         CHECK_INT(tdm__epoch_decide(&view, &rules, &memo, looks_s[i], &plan), TDM__DECISION_WAIT);
@@ -599,7 +599,7 @@ static void interrupt_yard(void *user, const char *why)
 static int run_worker(yard *y, int slot)
 {
     char id[32];
-    snprintf(id, sizeof id, "h.%d.%d", slot, (int)getpid());
+    snprintf(id, sizeof(id), "h.%d.%d", slot, (int)getpid());
     worker w = {.y = y, .is_victim = slot == 1};
     tdm_member_options options = {.kv.url = store_url,
                                   .session = "real",
@@ -625,7 +625,7 @@ static void tell_dead(pid_t pid)
 {
     char key[96];
     tdm_kv *kv = open_store();
-    snprintf(key, sizeof key, "tandem/real/dead/h.1.%d", (int)pid);
+    snprintf(key, sizeof(key), "tandem/real/dead/h.1.%d", (int)pid);
     put(kv, key, "{\"why\":\"killed by signal 9\"}");
     tdm_kv_close(kv);
 }
@@ -679,14 +679,14 @@ static void a_killed_member_is_left_behind(void)
 {
     yard *y = make_yard();
     strike(y, SIGKILL);
-    munmap(y, sizeof *y);
+    munmap(y, sizeof(*y));
 }
 
 static void a_stopped_member_is_fenced(void)
 {
     yard *y = make_yard();
     strike(y, SIGSTOP);
-    munmap(y, sizeof *y);
+    munmap(y, sizeof(*y));
 }
 
 /* ---- options ------------------------------------------------------------------------------------ */

@@ -81,13 +81,13 @@ static char folder[64];
 static const char *in_folder(const char *name)
 {
     static char path[512];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
     return path;
 }
 
 static void folder_make(void)
 {
-    snprintf(folder, sizeof folder, "/tmp/tandem-maps-XXXXXX");
+    snprintf(folder, sizeof(folder), "/tmp/tandem-maps-XXXXXX");
     CHECK(mkdtemp(folder) != NULL);
 }
 

@@ -25,20 +25,20 @@ static const char *in_folder(const char *name)
     static char path[4][512];
     static int turn;
     turn = (turn + 1) % 4;
-    snprintf(path[turn], sizeof path[turn], "%s/%s", folder, name);
+    snprintf(path[turn], sizeof(path[turn]), "%s/%s", folder, name);
     return path[turn];
 }
 
 static void folder_make(void)
 {
-    snprintf(folder, sizeof folder, "/tmp/tandem-os-XXXXXX");
+    snprintf(folder, sizeof(folder), "/tmp/tandem-os-XXXXXX");
     CHECK(mkdtemp(folder) != NULL);
 }
 
 static void folder_remove(void)
 {
     char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    snprintf(command, sizeof(command), "rm -rf '%s'", folder);
     CHECK_INT(system(command), 0);
 }
 
@@ -71,7 +71,7 @@ static void test_read_sizes(void)
     folder_make();
     tdm_error err;
     const size_t sizes[] = {0, 1, 4095, 4096, 4097, 262143, 262144, 1000003};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         uint8_t *data = malloc(sizes[i] + 1);
         for (size_t j = 0; j < sizes[i]; j++) data[j] = (uint8_t)(j * 31 + i);
         const char *path = in_folder("sized");
@@ -121,9 +121,9 @@ static void test_read_refuses_what_is_no_file(void)
     CHECK_HAS(err.message, "a device");
 
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof address.sun_path, "%s/socket", folder);
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s/socket", folder);
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
-    CHECK_INT(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    CHECK_INT(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
     CHECK_INT(tdm_file_read(in_folder("socket"), 0, &bytes, &err), TDM_ERR_INVALID);
     CHECK_HAS(err.message, "a socket");
     close(fd);
@@ -253,7 +253,7 @@ static void test_replace_odd_names(void)
     folder_make();
     tdm_error err;
     char name[256];
-    memset(name, 'n', sizeof name - 1);
+    memset(name, 'n', sizeof(name) - 1);
     name[255] = '\0'; /* the longest a name may be */
     CHECK_INT(tdm_file_replace(in_folder(name), "long", 4, &err), TDM_OK);
     check_content(in_folder(name), "long");
@@ -349,13 +349,13 @@ static void test_replace_is_atomic_for_readers(void)
     tdm_error err;
     const char *path = in_folder("file");
     char text[2][4000];
-    memset(text[0], 'a', sizeof text[0]);
-    memset(text[1], 'b', sizeof text[1]);
-    CHECK_INT(tdm_file_replace(path, text[0], sizeof text[0], &err), TDM_OK);
+    memset(text[0], 'a', sizeof(text[0]));
+    memset(text[1], 'b', sizeof(text[1]));
+    CHECK_INT(tdm_file_replace(path, text[0], sizeof(text[0]), &err), TDM_OK);
     pid_t child = fork();
     if (child == 0) {
         for (int i = 1;; i++) {
-            if (tdm_file_replace(path, text[i % 2], sizeof text[0], NULL) != TDM_OK) _exit(1);
+            if (tdm_file_replace(path, text[i % 2], sizeof(text[0]), NULL) != TDM_OK) _exit(1);
         }
     }
     double begin = tdm_clock_s(), now = begin;
@@ -364,7 +364,7 @@ static void test_replace_is_atomic_for_readers(void)
         tdm_file_bytes bytes = {0};
         tdm_status status = tdm_file_read(path, 0, &bytes, &err);
         looks++;
-        if (status != TDM_OK || bytes.count != sizeof text[0] ||
+        if (status != TDM_OK || bytes.count != sizeof(text[0]) ||
             (memcmp(bytes.data, text[0], bytes.count) != 0 &&
              memcmp(bytes.data, text[1], bytes.count) != 0)) {
             CHECK(!"a reader saw half a file");
@@ -426,7 +426,7 @@ static void test_dirs(void)
 
     for (int i = 0; i < 200; i++) {
         char name[32];
-        snprintf(name, sizeof name, "a/b/c/%03d", 199 - i);
+        snprintf(name, sizeof(name), "a/b/c/%03d", 199 - i);
         CHECK_INT(tdm_file_replace(in_folder(name), "", 0, &err), TDM_OK);
     }
     CHECK_INT(tdm_dir_list(in_folder("a/b/c"), arena, &names, &count, &err), TDM_OK);
@@ -458,7 +458,7 @@ static void test_paths(void)
     static const char *const dirs[][2] = {{"a/b", "a"},  {"a", "."},         {"/a", "/"},
                                           {"a/b/", "a"}, {"/", "/"},         {"", "."},
                                           {"a//b", "a"}, {"/a/b/c", "/a/b"}, {"//", "/"}};
-    for (size_t i = 0; i < sizeof dirs / sizeof dirs[0]; i++) {
+    for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]); i++) {
         CHECK_TEXT(tdm_path_dirname(a, dirs[i][0]), dirs[i][1]);
     }
     static const char *const stems[][2] = {{"a/b.yaml", "b"},
@@ -471,7 +471,7 @@ static void test_paths(void)
                                            {"", ""},
                                            {"a.b/c", "c"},
                                            {"end.", "end"}};
-    for (size_t i = 0; i < sizeof stems / sizeof stems[0]; i++) {
+    for (size_t i = 0; i < sizeof(stems) / sizeof(stems[0]); i++) {
         CHECK_TEXT(tdm_path_stem(a, stems[i][0]), stems[i][1]);
     }
     tdm_arena_destroy(a);
@@ -483,7 +483,7 @@ static void test_pages(void)
 {
     tdm_error err;
     const size_t sizes[] = {0, 1, 5000, (2u << 20) - 1, 2u << 20, (2u << 20) + 1, 9u << 20};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         for (int shared = 0; shared < 2; shared++) {
             tdm_pages pages = {0};
             CHECK_INT(tdm_pages_map(sizes[i], shared, &pages, &err), TDM_OK);
@@ -510,7 +510,7 @@ static long mapped_pages(void)
 {
     char text[128] = "";
     int fd = open("/proc/self/statm", O_RDONLY);
-    CHECK(fd >= 0 && read(fd, text, sizeof text - 1) > 0);
+    CHECK(fd >= 0 && read(fd, text, sizeof(text) - 1) > 0);
     close(fd);
     return strtol(text, NULL, 10);
 }
@@ -585,16 +585,16 @@ static void test_cpu_info(void)
     CHECK_INT(info.level[8] >= '4', __builtin_cpu_supports("avx512bw") != 0);
 #endif
     cpu_set_t all;
-    CHECK_INT(sched_getaffinity(0, sizeof all, &all), 0);
+    CHECK_INT(sched_getaffinity(0, sizeof(all), &all), 0);
     int first = 0;
     while (!CPU_ISSET(first, &all)) first++;
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET(first, &one);
-    CHECK_INT(sched_setaffinity(0, sizeof one, &one), 0);
+    CHECK_INT(sched_setaffinity(0, sizeof(one), &one), 0);
     tdm_os_cpu_info(&info);
     CHECK_INT(info.usable_count, 1);
-    CHECK_INT(sched_setaffinity(0, sizeof all, &all), 0);
+    CHECK_INT(sched_setaffinity(0, sizeof(all), &all), 0);
 }
 
 /* The signal that ended or stopped a child at this point with this wish; 0: it came through. */

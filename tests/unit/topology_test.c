@@ -160,7 +160,7 @@ static void a_place_is_taken(void)
         if (pid == 0) {
             tdm_cpu_set now;
             bool same = tdm_os_cpu_set_apply(&places[i]) && tdm_os_cpu_set_here(&now) &&
-                        memcmp(now.processors, places[i].processors, sizeof now.processors) == 0;
+                        memcmp(now.processors, places[i].processors, sizeof(now.processors)) == 0;
             _exit(same ? 0 : 1);
         }
         int status = -1;

@@ -86,7 +86,7 @@ static const void **recv_leaves(const tdm__segment *s, tdm_extent range)
     int own_count = first[s->rank + 1] - first[s->rank];
     size_t bytes = range.count * s->unit;
     const void **sources = tdm__program_scratch(s->program,
-                                                (size_t)leaves->count * sizeof *sources);
+                                                (size_t)leaves->count * sizeof(*sources));
     uint8_t *scratch = tdm__program_scratch(s->program,
                                             (size_t)(leaves->count - own_count) * bytes);
     if (!sources || !scratch) return NULL;

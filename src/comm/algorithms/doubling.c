@@ -185,7 +185,7 @@ static void doubling_return(const tdm__segment *s, halves *h, int width, uint32_
 
 static void add_halves(const tdm__segment *s)
 {
-    size_t *starts = tdm__program_scratch(s->program, ((size_t)s->size + 1) * sizeof *starts);
+    size_t *starts = tdm__program_scratch(s->program, ((size_t)s->size + 1) * sizeof(*starts));
     uint8_t *theirs = tdm__program_scratch(s->program, (s->count / 2 + (size_t)s->size) * s->unit);
     if (!starts || !theirs) return;
     for (int i = 0; i < s->size; i++) starts[i] = tdm_group_slice(s->count, s->size, i).first;
@@ -221,7 +221,7 @@ static size_t max_kept(const tdm__segment *s, const size_t *starts)
 
 static void build_reduce_scatter(const tdm__segment *s)
 {
-    size_t *starts = tdm__program_scratch(s->program, ((size_t)s->size + 1) * sizeof *starts);
+    size_t *starts = tdm__program_scratch(s->program, ((size_t)s->size + 1) * sizeof(*starts));
     if (!starts) return;
     size_t total = 0;
     for (int place = 0; place < s->size; place++) {

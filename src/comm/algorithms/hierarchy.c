@@ -175,7 +175,7 @@ static const uint8_t *make_sum(tdm__program *p, size_t r, int index, int sum, vo
     const tdm__host_sum *about = &s->sums.list[sum];
     tdm_extent slice = slice_of(request, r, index);
     int count = about->last - about->first;
-    const void **sources = tdm__program_scratch(p, (size_t)count * sizeof *sources);
+    const void **sources = tdm__program_scratch(p, (size_t)count * sizeof(*sources));
     if (!sources) return to;
     int found = 0;
     for (int m = 0; m < group->size; m++)
@@ -204,7 +204,7 @@ static void add_hosts(tdm__program *p, const void *const *sources, void *const *
 static const void **make_sums(tdm__program *p, size_t r, int index)
 {
     const hierarchy_call *s = p->request->state;
-    const void **at = tdm__program_scratch(p, (size_t)s->sums.count * sizeof *at);
+    const void **at = tdm__program_scratch(p, (size_t)s->sums.count * sizeof(*at));
     for (int i = 0; at && i < s->sums.count; i++)
         at[i] = s->sums.list[i].host == s->host ? make_sum(p, r, index, i, sum_buffer(s, i))
                                                 : sum_buffer(s, i);
@@ -627,7 +627,7 @@ static bool make_state(tdm_request *request)
     const tdm_group *group = request->group;
     const tdm_call *call = &request->call;
     bool sums = tdm__kind_reduces(call->kind);
-    hierarchy_call *s = calloc(1, sizeof *s +
+    hierarchy_call *s = calloc(1, sizeof(*s) +
                                       (sums ? tdm__host_sums_bytes(request->leaves.count) : 0));
     if (!s) return false;
     free(request->state);

@@ -49,7 +49,7 @@ static tdm_status plan_at(tdm__tree_plan *out, const int64_t *nodes, int count,
     TDM_TRY(tdm__tree_plan_init(&plan, nodes, count, 1, err));
     *out = plan;
     out->pairs = *memory;
-    if (plan.pair_count) memcpy(*memory, plan.pairs, (size_t)plan.pair_count * sizeof **memory);
+    if (plan.pair_count) memcpy(*memory, plan.pairs, (size_t)plan.pair_count * sizeof(**memory));
     *memory += plan.pair_count;
     tdm__tree_plan_release(&plan);
     return TDM_OK;
@@ -63,7 +63,7 @@ tdm_status tdm__host_sums_init(tdm__host_sums *sums, const tdm_group *group,
     int64_t *nodes = (int64_t *)(list + leaves->count);
     struct tdm__pair *pairs = (struct tdm__pair *)(nodes + leaves->count);
     enum { NO_HOST = -1, MERGED = -2 };
-    int *owners = malloc((size_t)leaves->count * sizeof *owners);
+    int *owners = malloc((size_t)leaves->count * sizeof(*owners));
     if (!owners)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the %d parts of a reduction",
                         leaves->count);

@@ -122,10 +122,10 @@ static bool sums_init(const tdm__segment *s, partial_sums *out, uint8_t *to)
 {
     const tdm__tree_plan *plan = &s->request->plan;
     size_t count = (size_t)plan->leaf_count;
-    int *ends = tdm__program_scratch(s->program, (count + 1) * sizeof *ends);
-    int *run_ends = tdm__program_scratch(s->program, count * sizeof *run_ends);
-    const uint8_t **at = tdm__program_scratch(s->program, count * sizeof *at);
-    uint8_t **own = tdm__program_scratch(s->program, count * sizeof *own);
+    int *ends = tdm__program_scratch(s->program, (count + 1) * sizeof(*ends));
+    int *run_ends = tdm__program_scratch(s->program, count * sizeof(*run_ends));
+    const uint8_t **at = tdm__program_scratch(s->program, count * sizeof(*at));
+    uint8_t **own = tdm__program_scratch(s->program, count * sizeof(*own));
     if (!ends || !run_ends || !at || !own) return false;
     for (int i = 0; i < plan->leaf_count; i++) {
         run_ends[i] = i + 1;

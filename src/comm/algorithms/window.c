@@ -191,7 +191,7 @@ static void window_publish(tdm_request *request)
         offsets[i] = tdm__host_offset(host, tdm__call_part(call, i), in_count(request) * s->width);
         if (offsets[i] == UINT64_MAX) return;
     }
-    memcpy(cell->data, offsets, (size_t)parts * sizeof offsets[0]);
+    memcpy(cell->data, offsets, (size_t)parts * sizeof(offsets[0]));
     cell->in_offset = parts ? offsets[0] : 0;
 }
 
@@ -210,7 +210,7 @@ static const uint8_t *input_of(const tdm_request *request, int m, int part)
 {
     if (m == request->group->rank) return tdm__call_part(&request->call, part);
     uint64_t offset;
-    memcpy(&offset, cell_of(request, m)->data + (size_t)part * sizeof offset, sizeof offset);
+    memcpy(&offset, cell_of(request, m)->data + (size_t)part * sizeof(offset), sizeof(offset));
     return tdm__host_at(request->group->window->host, offset);
 }
 
@@ -244,8 +244,8 @@ static void add_direct(tdm__program *p, tdm_extent part, uint8_t *const *to, int
     const tdm_request *request = p->request;
     const window_call *s = request->state;
     const tdm__tree_plan *plan = &request->plan;
-    const void **sources = tdm__program_scratch(p, (size_t)plan->leaf_count * sizeof *sources);
-    void **places = tdm__program_scratch(p, (size_t)to_count * sizeof *places);
+    const void **sources = tdm__program_scratch(p, (size_t)plan->leaf_count * sizeof(*sources));
+    void **places = tdm__program_scratch(p, (size_t)to_count * sizeof(*places));
     if (!sources || !places) return;
     size_t chunk = CHUNK_BYTES / s->width;
     for (size_t at = 0; at < part.count; at += chunk) {
@@ -275,7 +275,7 @@ static void reduce_direct(tdm__program *p)
     const window_call *s = request->state;
     int size = request->group->size;
     bool all = request->call.kind == TDM_CALL_ALL_REDUCE;
-    uint8_t **places = tdm__program_scratch(p, (size_t)size * sizeof *places);
+    uint8_t **places = tdm__program_scratch(p, (size_t)size * sizeof(*places));
     if (!places) return;
     int count = 0;
     for (int m = 0; m < size; m++)
@@ -366,8 +366,8 @@ static void window_add(tdm__program *p, size_t r)
     const tdm_call *call = &request->call;
     const window_call *s = request->state;
     int rank = request->group->rank;
-    const void **sources = tdm__program_scratch(p,
-                                                (size_t)request->plan.leaf_count * sizeof *sources);
+    const void **sources = tdm__program_scratch(p, (size_t)request->plan.leaf_count *
+                                                       sizeof(*sources));
     if (!sources) return;
     tdm_extent piece = piece_of(request, r, rank);
     int leaf = 0;
@@ -540,7 +540,7 @@ static void window_build(tdm__program *program, size_t first, size_t count)
         tdm__window_build_small(program);
         return;
     }
-    window_call *s = calloc(1, sizeof *s);
+    window_call *s = calloc(1, sizeof(*s));
     if (!s) {
         program->no_memory = true;
         return;

@@ -354,7 +354,7 @@ static news ucx_next_news(tdm__ucx *u)
 static void ucx_report_lost(const tdm__transport_events *e, const news *n)
 {
     char how[120];
-    snprintf(how, sizeof how, "its connection to this rank broke (UCX: %s)",
+    snprintf(how, sizeof(how), "its connection to this rank broke (UCX: %s)",
              ucs_status_string(n->why));
     e->lost(e->user, n->peer, how);
 }
