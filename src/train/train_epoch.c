@@ -672,6 +672,8 @@ static tdm_status epoch_train_step(tdm__trainer *t, unsigned request, unsigned *
     member_report(t, "training");
     double took = tdm_clock_s() - begin;
     if (took > t->longest_s) t->longest_s = took;
+    /* A single rank has nothing to agree on: a request that came during this step stops it here. */
+    if (!t->comm) *requests |= tdm__requests_of(t) & TDM_REQUEST_STOP;
     bool stops = (*requests & TDM_REQUEST_STOP) != 0;
     *done = is_at_end(t) || stops;
     if (*done) return run_finish(t, stops && !is_at_end(t), err);
