@@ -5,9 +5,10 @@
  * read must hold together: every sample can be gathered with a class in range and finite features,
  * the set can be split, and hashing works.
  */
+#include "data/data.h"
+
 #include <math.h>
 #include <stdlib.h>
-#include <tandem/data.h>
 
 #define REQUIRE(condition)                                                                         \
     do {                                                                                           \

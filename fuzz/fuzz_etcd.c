@@ -5,6 +5,7 @@
  * the store's limits, revisions, texts that are text, words that can be shown; and what is refused must
  * say why and leave the outputs alone.
  */
+#include "base/base.h"
 #include "kv/kv_etcd.h"
 
 #include <stdio.h>

@@ -6,11 +6,11 @@
  * checkpoint, which holds the text, would meet later. Bytes after a line "--set" are overrides, one
  * on a line, so that the fuzzer gets there too.
  */
+#include "job/job.h"
+
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <tandem/job.h>
 
 #define MAX_OVERRIDES 8
 

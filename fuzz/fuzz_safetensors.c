@@ -102,10 +102,10 @@ static void write_to(const tdm_safetensors *file, const char *path)
 static void check_round_trip(const tdm_safetensors *file, bool packed)
 {
     struct stat info; /* memory is kinder to a disk than thousands of small files */
-    const char *folder = stat("/dev/shm", &info) == 0 ? "/dev/shm" : "/tmp";
+    const char *directory = stat("/dev/shm", &info) == 0 ? "/dev/shm" : "/tmp";
     char path[2][64];
     for (int i = 0; i < 2; i++) {
-        snprintf(path[i], sizeof(path[i]), "%s/tandem-fuzz-%ld-%d%s", folder, (long)getpid(), i,
+        snprintf(path[i], sizeof(path[i]), "%s/tandem-fuzz-%ld-%d%s", directory, (long)getpid(), i,
                  packed ? ".zst" : "");
     }
     tdm_safetensors *back = NULL;

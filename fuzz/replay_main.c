@@ -3,7 +3,7 @@
  *
  * An ordinary build links each fuzz_NAME.c with this main, and ctest runs it over fuzz/corpus/NAME:
  * inputs that once broke a parser stay in the corpus, so what was fixed stays fixed. Arguments are
- * files, or folders whose files are all run, sorted by name. Each input is copied into a block of
+ * files, or directories whose files are all run, sorted by name. Each input is copied into a block of
  * exactly its size, so that the address sanitizer sees a read past its end. Every file is also run
  * cut short at a few places, which costs little and is how inputs most often break in practice.
  * The exit status is 1 when nothing could be run: a test over an empty corpus proves nothing.

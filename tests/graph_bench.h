@@ -8,6 +8,7 @@
 #ifndef TANDEM_TESTS_GRAPH_BENCH_H
 #define TANDEM_TESTS_GRAPH_BENCH_H
 
+#include "base/base.h"
 #include "check.h"
 #include "graph/internal.h"
 

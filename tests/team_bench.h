@@ -7,11 +7,13 @@
 #ifndef TANDEM_TESTS_TEAM_BENCH_H
 #define TANDEM_TESTS_TEAM_BENCH_H
 
+#include "base/base.h"
 #include "check.h"
+#include "optim/optim.h"
+#include "parallel/parallel.h"
+#include "sim/simulator.h"
 
 #include <tandem/os.h>
-#include <tandem/parallel.h>
-#include <tandem/sim.h>
 
 #include <stdlib.h>
 

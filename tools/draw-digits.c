@@ -9,12 +9,13 @@
  * moves the points, turns, slants, stretches and shifts them, and takes a pen of its own width that
  * shakes a little. The same seed gives the same file, and the first lines do not depend on COUNT.
  */
+#include "base/base.h"
+
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <tandem/base.h>
 
 #define BITMAP 32
 #define BLOCK 4

@@ -109,7 +109,6 @@ typedef struct tdm_error {
  */
 TDM_API tdm_status tdm_fail(tdm_error *err, tdm_status status, const char *fmt, ...)
     TDM_PRINTF(3, 4);
-TDM_API tdm_status tdm_vfail(tdm_error *err, tdm_status status, const char *fmt, va_list args);
 /* Prefixes the message with "text: ". Returns the status of `err` (or `status`). */
 TDM_API tdm_status tdm_error_context(tdm_error *err, tdm_status status, const char *fmt, ...)
     TDM_PRINTF(3, 4);
@@ -175,12 +174,6 @@ TDM_API size_t tdm_arena_bytes(const tdm_arena *arena); /* allocated so far */
 
 /* ---- random numbers -------------------------------------------------------------------------- */
 
-/*
- * Philox 4x32-10 (Salmon et al., 2011): a pure function of a 128-bit counter and a 64-bit key.
- * There is no hidden state, so a value depends only on its address, never on the order of calls.
- */
-TDM_API void tdm_philox_4x32_10(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
-
 /* The purpose of random numbers. The values affect results: never renumber them. */
 typedef enum tdm_rng_stream {
     TDM_RNG_STREAM_INIT = 1,
@@ -211,16 +204,7 @@ typedef struct tdm_rng_address {
 } tdm_rng_address;
 
 TDM_API tdm_rng tdm_rng_at(tdm_rng_address address);
-/* Moves to word `index` (below 2^34) of the sequence; costs one block. */
-TDM_API void tdm_rng_seek(tdm_rng *rng, uint64_t index);
-TDM_API uint32_t tdm_rng_u32(tdm_rng *rng);
 TDM_API uint64_t tdm_rng_u64(tdm_rng *rng);
-/* Uniform in [0, 1) with 24 bits. */
-TDM_API float tdm_rng_uniform(tdm_rng *rng);
-/* Uniform in [0, bound) without bias (bound > 0). */
-TDM_API uint64_t tdm_rng_below(tdm_rng *rng, uint64_t bound);
-/* Standard normal (Box-Muller, in double precision). */
-TDM_API double tdm_rng_normal(tdm_rng *rng);
 
 /* ---- mathematics ----------------------------------------------------------------------------- */
 
@@ -229,51 +213,18 @@ TDM_API double tdm_rng_normal(tdm_rng *rng);
  * that affects a result. Within 1 unit in the last place. Subnormal numbers count as 0.
  */
 #define TDM_MATH_MAX_ANGLE 1e5 /* beyond it, sin and cos are NaN */
-TDM_API double tdm_math_exp(double x);
-TDM_API double tdm_math_log(double x);
-TDM_API double tdm_math_sin(double x);
-TDM_API double tdm_math_cos(double x);
-TDM_API double tdm_math_power(double base, uint64_t exponent);
 
 /* ---- hashing --------------------------------------------------------------------------------- */
 
-#define TDM_SHA256_BYTES 32
 #define TDM_SHA256_HEX 65 /* 64 digits and the terminator */
 
-typedef struct tdm_sha256 tdm_sha256;
-
-TDM_API tdm_sha256 *tdm_sha256_create(void); /* NULL if out of memory */
-TDM_API void tdm_sha256_destroy(tdm_sha256 *hash);
-TDM_API void tdm_sha256_update(tdm_sha256 *hash, const void *bytes, size_t count);
-/* Adds a little-endian number. */
-TDM_API void tdm_sha256_u64(tdm_sha256 *hash, uint64_t value);
-/* Adds the length and the bytes of a text, so that consecutive texts are unambiguous. */
-TDM_API void tdm_sha256_text(tdm_sha256 *hash, const char *text);
-/* Hexadecimal digits: `out` has 2 * count + 1 bytes. */
-TDM_API void tdm_hex(const void *bytes, size_t count, char *out);
-/* Ends the hash; afterwards only destroy is allowed. */
-TDM_API void tdm_sha256_finish(tdm_sha256 *hash, char hex[TDM_SHA256_HEX]);
 TDM_API tdm_status tdm_sha256_of(const void *bytes, size_t count, char hex[TDM_SHA256_HEX]);
-/* Input of tdm_sha256_of_many. */
-typedef struct tdm_sha256_part {
-    const void *bytes; /* may be NULL if count is 0 */
-    size_t count;
-    char hex[TDM_SHA256_HEX]; /* the result */
-} tdm_sha256_part;
-/* Hashes several inputs, which is faster than one by one if they have similar lengths. */
-TDM_API tdm_status tdm_sha256_of_many(tdm_sha256_part *parts, size_t count);
-/* HMAC-SHA256 (RFC 2104); the key may be empty. */
-TDM_API tdm_status tdm_hmac_sha256(const void *key, size_t key_bytes, const void *bytes,
-                                   size_t count, uint8_t out[TDM_SHA256_BYTES]);
 
 /* ---- clock ----------------------------------------------------------------------------------- */
 
 TDM_API double tdm_clock_s(void);      /* monotonic */
 TDM_API uint64_t tdm_clock_ns(void);   /* monotonic */
 TDM_API double tdm_clock_unix_s(void); /* wall clock, for people only */
-/* Sleeps, until a signal arrives at the latest. Zero and less: not at all. */
-TDM_API void tdm_clock_sleep(double seconds);
-TDM_API struct timespec tdm_clock_timespec(double seconds);
 
 #ifdef __cplusplus
 }

@@ -183,8 +183,6 @@ TDM_API tdm_status tdm_session_ask_save(tdm_kv *kv, const char *session, const c
                                         char out_request[TDM_SAVE_REQUEST_BYTES], tdm_error *err);
 TDM_API tdm_status tdm_session_await_save(tdm_kv *kv, const char *session, const char *request,
                                           double seconds, tdm_session_saved *out, tdm_error *err);
-TDM_API tdm_status tdm_session_answer_save(tdm_kv *kv, const char *session, uint64_t revision,
-                                           const tdm_session_saved *saved, tdm_error *err);
 /* Ends the session for all its processes, unless it has ended already. */
 TDM_API tdm_status tdm_session_end(tdm_kv *kv, const char *session, tdm_status status,
                                    const char *message, const char *by, tdm_error *err);

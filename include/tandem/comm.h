@@ -117,7 +117,6 @@ TDM_API void tdm_comm_close(tdm_comm *comm);
 
 TDM_API int tdm_comm_rank(const tdm_comm *comm);
 TDM_API int tdm_comm_size(const tdm_comm *comm);
-TDM_API uint32_t tdm_comm_epoch(const tdm_comm *comm);
 /* The group of all ranks. Owned by the comm. */
 TDM_API tdm_group *tdm_comm_world(tdm_comm *comm);
 
@@ -144,22 +143,6 @@ typedef enum tdm_peer_state {
 } tdm_peer_state;
 TDM_API tdm_peer_state tdm_comm_peer_state(tdm_comm *comm, int rank);
 
-/* How the loss of a rank was detected. */
-typedef enum tdm_peer_sign {
-    TDM_SIGN_NONE = 0,
-    TDM_SIGN_CLOSED,    /* its connection was closed without a goodbye message */
-    TDM_SIGN_TRANSPORT, /* the transport could not reach it */
-    TDM_SIGN_SILENCE,   /* it did not answer within a deadline */
-    TDM_SIGN_TOLD       /* another rank reported it */
-} tdm_peer_sign;
-typedef struct tdm_peer_loss {
-    tdm_peer_sign sign;
-    double heard_s; /* seconds between its last message and the detection */
-    char what[160]; /* its last known activity */
-} tdm_peer_loss;
-/* Describes the loss of a rank that is TDM_PEER_LOST; returns false for other ranks. */
-TDM_API bool tdm_comm_peer_loss(tdm_comm *comm, int rank, tdm_peer_loss *out);
-
 /* Breaks all groups on all ranks with TDM_ERR_PEER_FAILED and this text. */
 TDM_API void tdm_comm_revoke(tdm_comm *comm, const char *why);
 
@@ -172,11 +155,6 @@ TDM_API void tdm_comm_revoke(tdm_comm *comm, const char *why);
  */
 TDM_API tdm_status tdm_comm_shared(tdm_comm *comm, size_t bytes, void **out, tdm_error *err);
 TDM_API void tdm_comm_shared_free(tdm_comm *comm, void *memory);
-/* Converts a pointer into shared memory to an offset that is valid on all ranks of the node,
- * although their addresses differ, and back. UINT64_MAX: not shared memory; NULL: not a valid
- * offset. */
-TDM_API uint64_t tdm_comm_shared_place(const tdm_comm *comm, const void *memory);
-TDM_API void *tdm_comm_shared_at(const tdm_comm *comm, uint64_t place);
 
 /* ---- groups ----------------------------------------------------------------------------------- */
 
@@ -191,8 +169,6 @@ TDM_API void tdm_group_destroy(tdm_group *group); /* local; no call may be pendi
 TDM_API int tdm_group_rank(const tdm_group *group);
 TDM_API int tdm_group_size(const tdm_group *group);
 TDM_API int tdm_group_world_rank(const tdm_group *group, int rank); /* of a member */
-/* TDM_OK, or the error with which every call on this group fails. */
-TDM_API tdm_status tdm_group_check(const tdm_group *group, tdm_error *err);
 
 /* ---- calls ------------------------------------------------------------------------------------ */
 
@@ -248,10 +224,6 @@ typedef struct tdm_lanes {
 } tdm_lanes;
 
 enum { TDM_MAX_LANE_PARTS = 64 };
-/* The largest complete subtrees of lanes [first, last), from left to right, as heap indices (root
- * 1, children 2n and 2n + 1, lane l is lane_count + l), without those whose lanes are all absent.
- * Returns their number, at most TDM_MAX_LANE_PARTS. */
-TDM_API int tdm_lane_nodes(const tdm_lanes *lanes, int64_t first, int64_t last, int64_t *out);
 
 typedef enum tdm_algorithm {
     TDM_ALGORITHM_AUTO = 0, /* selected by size and topology: see docs/communication.md */

@@ -89,18 +89,7 @@ TDM_API tdm_status tdm_dataset_parse(const void *bytes, size_t count, const void
                                      const tdm_data_options *options, tdm_dataset **out,
                                      tdm_error *err);
 TDM_API void tdm_dataset_destroy(tdm_dataset *dataset);
-/* Whether the labels look like the target of a regression, not like classes: all are numbers, and they are
- * fractions, or many for the number of samples. */
-TDM_API bool tdm_dataset_has_numeric_target(const tdm_dataset *dataset);
 TDM_API const tdm_dataset_info *tdm_dataset_info_of(const tdm_dataset *dataset);
-
-/* The features as they lie in memory, and how many bytes they are. Not for parts, whose features lie
- * within those of what they were split from. */
-TDM_API const void *tdm_dataset_block(const tdm_dataset *dataset, size_t *bytes);
-/* Somebody has copied the block that begins at `from` to `to`, and keeps it there as long as the data
- * set lives: features are read there from now on, and a block of its own at `from` is freed. Parts
- * are moved before what they were split from. */
-TDM_API void tdm_dataset_move(tdm_dataset *dataset, const void *from, const void *to);
 
 /*
  * Splits off about `fraction` of the samples, chosen by `seed`: *out_test gets them, *out_rest the
@@ -122,15 +111,9 @@ TDM_API tdm_status tdm_dataset_split(const tdm_dataset *dataset, double fraction
 TDM_API void tdm_dataset_gather(const tdm_dataset *dataset, const int64_t *indices, int64_t count,
                                 void *features, int32_t *classes);
 
-/* The number, from 0, that a sample has in its file: another than its index in a part that a split
- * made. Windows of tokens are counted within their part. */
-TDM_API int64_t tdm_dataset_number(const tdm_dataset *dataset, int64_t index);
-
 /* Per feature: the mean and the standard deviation (population), over all samples in order, summed
  * in double precision. Arrays of feature_count. For tables only. */
 TDM_API void tdm_dataset_moments(const tdm_dataset *dataset, double *mean, double *deviation);
-/* The largest absolute value of any feature of any sample; 0 for an empty set. For tables only. */
-TDM_API double tdm_dataset_largest(const tdm_dataset *dataset);
 /* SHA-256 over shapes, class names, features and classes: what the samples are, not where they lie. */
 TDM_API tdm_status tdm_dataset_hash(const tdm_dataset *dataset, char hex[TDM_SHA256_HEX]);
 
@@ -146,7 +129,6 @@ typedef struct tdm_vocabulary tdm_vocabulary;
 TDM_API tdm_status tdm_vocabulary_create(const char *const *characters, int64_t count,
                                          tdm_vocabulary **out, tdm_error *err);
 TDM_API void tdm_vocabulary_destroy(tdm_vocabulary *vocabulary);
-TDM_API int64_t tdm_vocabulary_count(const tdm_vocabulary *vocabulary);
 /* The tokens of a text, into `out`, which has room for `length` of them; *out_count says how many
  * there are. Bytes that are no UTF-8 and characters outside are errors that begin with `name` and
  * say where. */

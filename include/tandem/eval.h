@@ -19,23 +19,9 @@ extern "C" {
 /* A model for inference. The parameters are borrowed and may change between calls. */
 typedef struct tdm_predictor tdm_predictor;
 
-/* `model.batch` is the batch size; `params` is 64-byte aligned. NULL: the caller binds the plan to the
- * parameters (TDM_SPACE_PARAMS) before it is run. */
-TDM_API tdm_status tdm_predictor_create(const tdm_model_options *model, float *params,
-                                        tdm_predictor **out, tdm_error *err);
 TDM_API void tdm_predictor_destroy(tdm_predictor *predictor);
 TDM_API int64_t tdm_predictor_batch(const tdm_predictor *predictor);
 TDM_API int64_t tdm_predictor_class_count(const tdm_predictor *predictor);
-
-/*
- * For sharded parameters, which are gathered while the plan runs (tdm_prefetch of parallel.h): the plan,
- * and the function that runs it. `run` runs the plan once; with `has_rows` false this rank has no batch
- * while others have one, and only takes part in the collectives. From then on only
- * tdm_evaluate_together may be called.
- */
-typedef tdm_status (*tdm_predictor_run_fn)(void *user, bool has_rows, tdm_error *err);
-TDM_API tdm_plan *tdm_predictor_plan(tdm_predictor *predictor);
-TDM_API void tdm_predictor_run_by(tdm_predictor *predictor, tdm_predictor_run_fn run, void *user);
 
 /* Samples [first, first + count) of the data set, count at most the batch. *out_logits and
  * *out_probabilities are [count, classes], valid until the next call. For a token model,
@@ -60,12 +46,6 @@ typedef struct tdm_metrics {
  * are targets without a prediction (bad_count). */
 TDM_API tdm_metrics tdm_evaluate(tdm_predictor *predictor, const tdm_dataset *dataset,
                                  int64_t *confusion);
-
-/* Like tdm_evaluate, with the batches divided among all ranks of a world. All ranks get the same metrics,
- * with the same bits for any number of ranks. `comm` NULL: a single process. Collective. Fails with
- * TDM_ERR_NO_MEMORY, or with the error of a run or of the exchange of results. */
-TDM_API tdm_status tdm_evaluate_together(tdm_predictor *predictor, const tdm_dataset *dataset,
-                                         tdm_comm *comm, tdm_metrics *out, tdm_error *err);
 
 /* Whether all values are finite. */
 TDM_API bool tdm_all_finite(const float *values, int64_t count);

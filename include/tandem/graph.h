@@ -85,9 +85,6 @@ TDM_API void tdm_graph_output(tdm_graph *graph, const char *name, tdm_value valu
  * f32: the builder sees only values of type f32. Must be called before tdm_graph_backward.
  */
 TDM_API void tdm_graph_precision(tdm_graph *graph, tdm_dtype dtype);
-/* The backward pass rounds parameters again instead of keeping the rounded values of the forward
- * pass: for parameters that are gathered for each use. The bits are the same. */
-TDM_API void tdm_graph_round_again(tdm_graph *graph);
 
 /* ---- ops -------------------------------------------------------------------------------------- */
 
@@ -360,16 +357,6 @@ typedef struct tdm_node_info {
 TDM_API size_t tdm_graph_node_count(const tdm_graph *graph);
 TDM_API tdm_node_info tdm_graph_node_at(const tdm_graph *graph, size_t index);
 
-/* [M, K] x [K, N], `batch` times, of which `share` is needed: causal attention omits half. */
-typedef struct tdm_product {
-    int64_t batch, M, N, K;
-    double share;
-} tdm_product;
-enum { TDM_MAX_PRODUCTS = 4 };
-/* The matrix products inside a node that has several: those of attention. Returns their number. */
-TDM_API size_t tdm_graph_products_at(const tdm_graph *graph, size_t index,
-                                     tdm_product out[TDM_MAX_PRODUCTS]);
-
 /* ---- plans ------------------------------------------------------------------------------------ */
 
 typedef struct tdm_plan tdm_plan;
@@ -400,8 +387,6 @@ TDM_API void tdm_plan_destroy(tdm_plan *plan);
 /* The required size of the arena in bytes. Plans of one thread may share one arena of the largest
  * size. */
 TDM_API size_t tdm_plan_arena_bytes(const tdm_plan *plan);
-/* The size it would have if no memory were reused. */
-TDM_API size_t tdm_plan_unshared_bytes(const tdm_plan *plan);
 /* Sets the base address of a space, 64-byte aligned. May be called again between runs; costs a few
  * stores per tensor and allocates nothing. All three spaces must be bound before a run (GRADS only
  * after tdm_graph_backward). */
@@ -411,50 +396,6 @@ TDM_API void tdm_plan_bind(tdm_plan *plan, tdm_space space, void *base);
 TDM_API tdm_tensor tdm_plan_input(const tdm_plan *plan, const char *name);
 TDM_API tdm_tensor tdm_plan_output(const tdm_plan *plan, const char *name);
 TDM_API void tdm_plan_run(tdm_plan *plan, const tdm_step_key *key);
-
-/*
- * Running a plan in parts. A plan is a list of steps, in order of execution; running parts [0, a),
- * [a, b), ... up to the end is equivalent to running it. Between parts, on the same thread or
- * another, parameters may be fetched and gradients sent.
- */
-TDM_API size_t tdm_plan_step_count(const tdm_plan *plan);
-TDM_API void tdm_plan_run_part(tdm_plan *plan, const tdm_step_key *key, size_t begin, size_t end);
-/* The parameters, statistics and buffers (indices as in tdm_graph_param_at) that a step reads, each
- * once. Returns their number, at most TDM_MAX_PLAN_READS. */
-enum { TDM_MAX_PLAN_READS = 16 };
-TDM_API size_t tdm_plan_reads_at(const tdm_plan *plan, size_t step, size_t out[TDM_MAX_PLAN_READS]);
-/* The step after which the gradient of a parameter, or the observed value of a statistic, is
- * complete in TDM_SPACE_GRADS; no later step reads or writes it there. SIZE_MAX if the plan
- * computes none: for a buffer, a statistic that follows nothing, and in forward-only plans. */
-TDM_API size_t tdm_plan_grad_step(const tdm_plan *plan, size_t param_index);
-/* The first step that writes to its range there. */
-TDM_API size_t tdm_plan_grad_begin(const tdm_plan *plan, size_t param_index);
-/* Whether a step is a sum over lanes. After a part that ends with it, *io (if not NULL) contains
- * this lane's own numbers. The caller must replace them by the sum before the run continues (and
- * before it takes a gradient that is complete with this step). The n-th such step of a plan
- * corresponds to the n-th of the other lanes' plans, which may have another number of rows, and
- * other steps in between. */
-TDM_API bool tdm_plan_lane_sum_at(const tdm_plan *plan, size_t step, tdm_tensor *io);
-
-/* The argument of a watcher after each node. Inputs may have been overwritten in place. */
-typedef struct tdm_plan_event {
-    size_t node;           /* index in the graph */
-    const tdm_tensor *out; /* its outputs; dtype NONE for missing ones */
-    int out_count;
-    uint64_t begin_ns, end_ns; /* on the clock of tdm_clock_ns */
-} tdm_plan_event;
-/* Returns false to end the run there. */
-typedef bool (*tdm_plan_watch_fn)(void *user, const tdm_plan_event *event);
-/* Runs the plan with a watcher: the result is the same, bit for bit. Slower, because it reads the
- * clock. */
-TDM_API void tdm_plan_run_watched(tdm_plan *plan, const tdm_step_key *key, tdm_plan_watch_fn watch,
-                                  void *user);
-/* As tdm_plan_run_part, with a watcher. */
-TDM_API void tdm_plan_run_part_watched(tdm_plan *plan, const tdm_step_key *key, size_t begin,
-                                       size_t end, tdm_plan_watch_fn watch, void *user);
-/* Runs only the nodes of one op, in order, on whatever their inputs contain: to measure their
- * time. */
-TDM_API void tdm_plan_run_only(tdm_plan *plan, const tdm_step_key *key, const char *op);
 
 typedef struct tdm_plan_node_info {
     size_t node; /* index in the graph */

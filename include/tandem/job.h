@@ -450,14 +450,6 @@ TDM_API void tdm_job_show_json(const tdm_job *job, tdm_str *out);
  * keys of evaluation if the schedule depends on evaluations.
  */
 TDM_API tdm_status tdm_job_hash(const tdm_job *job, char hex[TDM_SHA256_HEX], tdm_error *err);
-/* Whether the job's model is a token model, which is trained on a text: gpt, or layers that start
- * with embedding. For a model from a library use tdm_model_takes_tokens. */
-TDM_API bool tdm_job_takes_tokens(const tdm_job *job);
-/* The name of a tdm_job_layer_kind in a job, such as "conv". */
-TDM_API const char *tdm_job_layer_name(int kind);
-/* Lists in `out` the keys that affect bits and differ: "train.batch: 32 here, 64 there". Returns how
- * many there are. */
-TDM_API size_t tdm_job_diff(const tdm_job *here, const tdm_job *there, tdm_str *out);
 
 /* ---- the table of keys ----------------------------------------------------------------------- */
 
@@ -521,8 +513,6 @@ struct tdm_job_key {
 
 TDM_API size_t tdm_job_key_count(void);
 TDM_API const tdm_job_key *tdm_job_key_at(size_t index);
-/* Adds the value of a key as tdm_job_show prints it; "none" if the job does not have it. */
-TDM_API void tdm_job_value_show(const tdm_job *job, size_t index, tdm_str *out);
 /* The reference of all keys that begin with `prefix` ("" for all), as plain text. Returns their
  * number. */
 TDM_API size_t tdm_job_keys_text(const char *prefix, tdm_str *out);

@@ -50,8 +50,6 @@ typedef struct tdm_kv_options {
  * must_exist is set. */
 TDM_API tdm_status tdm_kv_open(const tdm_kv_options *options, tdm_kv **out, tdm_error *err);
 TDM_API void tdm_kv_close(tdm_kv *kv);
-/* The clock of the store in seconds: monotonic, and the only one that code above the store uses. */
-TDM_API double tdm_kv_now(const tdm_kv *kv);
 
 typedef struct tdm_kv_item {
     const char *key;
@@ -63,35 +61,6 @@ typedef struct tdm_kv_item {
 /* Reads a key. TDM_ERR_NOT_FOUND: it does not exist. Strings are allocated from `arena`. */
 TDM_API tdm_status tdm_kv_get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
                               tdm_error *err);
-/* Lists all keys with this prefix, sorted by key. *revision (may be NULL): the revision of the
- * store at that moment. */
-TDM_API tdm_status tdm_kv_list(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_kv_item **out,
-                               size_t *out_count, uint64_t *revision, tdm_error *err);
-/* Writes a key. `lease` 0: it does not expire. TDM_ERR_NOT_FOUND: the lease has expired. */
-TDM_API tdm_status tdm_kv_put(tdm_kv *kv, const char *key, const char *value, uint64_t lease,
-                              tdm_error *err);
-/* Writes a key if its revision is `expected` (0: the key does not exist). Otherwise
- * TDM_ERR_EXISTS. */
-TDM_API tdm_status tdm_kv_swap(tdm_kv *kv, const char *key, uint64_t expected, const char *value,
-                               uint64_t lease, uint64_t *out_revision, tdm_error *err);
-/* Removes all keys with this prefix, possibly none. An empty prefix is rejected. */
-TDM_API tdm_status tdm_kv_remove(tdm_kv *kv, const char *prefix, tdm_error *err);
-
-/* A lease expires `seconds` after it was last renewed (tdm_kv_keep). Its keys are removed then, and
- * watchers see that. TDM_ERR_NOT_FOUND from keep: it has expired. Releasing an expired lease is not
- * an error. */
-TDM_API tdm_status tdm_kv_lease(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *err);
-TDM_API tdm_status tdm_kv_keep(tdm_kv *kv, uint64_t lease, tdm_error *err);
-TDM_API tdm_status tdm_kv_release(tdm_kv *kv, uint64_t lease, tdm_error *err);
-
-/*
- * Waits until a key below `prefix` has changed (or was removed) after `revision`, at most
- * `seconds`. *out is the revision of the store then. No change: TDM_OK, and *out may equal
- * `revision`. Changes may be reported late or together, but are never lost: read the keys of
- * interest again after each call.
- */
-TDM_API tdm_status tdm_kv_wait(tdm_kv *kv, const char *prefix, uint64_t revision, double seconds,
-                               uint64_t *out, tdm_error *err);
 
 /* The store implementations of this build, for `tandem doctor`. False past the end. */
 typedef struct tdm_kv_info {

@@ -50,8 +50,6 @@ TDM_API tdm_status tdm_model_check(const tdm_job *job, tdm_error *err);
 /* Whether the job's model takes tokens, and thus text, instead of features. False if it is not
  * available; opens the file of a library. */
 TDM_API bool tdm_model_takes_tokens(const tdm_job *job);
-/* The number of rows that eval.batch means: for tokens it counts tokens, in whole rows. */
-TDM_API int64_t tdm_model_eval_rows(const tdm_model_options *options);
 
 TDM_API tdm_status tdm_model_build(const tdm_model_options *options, tdm_graph **out,
                                    tdm_error *err);
@@ -60,18 +58,12 @@ TDM_API tdm_status tdm_model_build(const tdm_model_options *options, tdm_graph *
  * mean. With parallel.sync_batchnorm it may have sums over lanes (tdm_plan_lane_sum_at). */
 TDM_API tdm_model_options tdm_model_of_lane(const tdm_model_options *model, int64_t rows,
                                             int64_t batch);
-/* Threads for the kernels of a model: as set in the job; if that is auto, `threads`, or 1 for
- * vendor kernels, whose bits depend on it. */
-TDM_API int tdm_model_threads(const tdm_model_options *options);
 /* The plan options of a job: kernels and number of threads. */
 TDM_API tdm_plan_options tdm_model_plan_options(const tdm_model_options *options);
 
 /* Fills the block of parameters (tdm_graph_param_extent floats) with its initial values, a function
  * of the seed and the model only. */
 TDM_API void tdm_model_init(const tdm_graph *graph, uint64_t seed, float *params);
-/* The initial values [first, first + count) of one parameter, statistic or buffer. */
-TDM_API void tdm_model_init_part(const tdm_graph *graph, uint64_t seed, size_t param_index,
-                                 size_t first, size_t count, float *out);
 
 /* A view of one parameter or buffer in the block; dtype NONE if there is none of that name. */
 TDM_API tdm_tensor tdm_model_param(const tdm_graph *graph, const char *name, float *params);
@@ -86,12 +78,7 @@ TDM_API tdm_tensor tdm_model_param(const tdm_graph *graph, const char *name, flo
  */
 typedef struct tdm_decoder tdm_decoder;
 
-/* `params` is the block of a graph that tdm_model_build built with these options. */
-TDM_API tdm_status tdm_decoder_create(const tdm_model_options *model, const float *params,
-                                      tdm_decoder **out, tdm_error *err);
 TDM_API void tdm_decoder_destroy(tdm_decoder *decoder);
-TDM_API void tdm_decoder_reset(tdm_decoder *decoder);               /* drops all tokens read */
-TDM_API int64_t tdm_decoder_vocabulary(const tdm_decoder *decoder); /* V */
 TDM_API int64_t tdm_decoder_context(const tdm_decoder *decoder);
 /* Reads `count` (at least 1) tokens, each in [0, V). Returns the logits [V] of the next token,
  * valid until the next call. Allocates nothing. */

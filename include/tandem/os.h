@@ -18,13 +18,6 @@ extern "C" {
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* The status for a value of errno: ENOENT is NOT_FOUND, ENOSPC and EDQUOT are NO_SPACE, ... */
-TDM_API tdm_status tdm_os_errno_status(int error_number);
-/* Fills `err` with "DOING PATH: reason" from errno and returns the matching status. */
-TDM_API tdm_status tdm_os_fail(tdm_error *err, const char *doing, const char *path);
-/* Cryptographically secure random bytes, for keys and names. */
-TDM_API tdm_status tdm_os_random(void *out, size_t bytes, tdm_error *err);
-
 /* A whole file in memory, mapped read-only if possible. Regular files only. */
 typedef struct tdm_file_bytes {
     const uint8_t *data;
@@ -47,35 +40,13 @@ typedef struct tdm_file_writer tdm_file_writer;
 TDM_API tdm_status tdm_file_writer_create(const char *path, tdm_file_writer **out, tdm_error *err);
 TDM_API tdm_status tdm_file_writer_write(tdm_file_writer *writer, const void *bytes, size_t count,
                                          tdm_error *err);
-/* Writes at an offset, which may be beyond the current end; the position of tdm_file_writer_write does
- * not change. Large pieces are cheapest if `bytes` and `offset` are equal modulo TDM_FILE_ALIGN: these
- * can bypass the page cache. */
-enum { TDM_FILE_ALIGN = 4096 };
-TDM_API tdm_status tdm_file_writer_write_at(tdm_file_writer *writer, uint64_t offset,
-                                            const void *bytes, size_t count, tdm_error *err);
-/* Disables direct I/O for this writer: the file will be read soon and should be in the page cache. */
-TDM_API void tdm_file_writer_cache(tdm_file_writer *writer);
 /* Commit and abandon end the writer; it must not be used afterwards, even if commit failed. */
 TDM_API tdm_status tdm_file_writer_commit(tdm_file_writer *writer, tdm_error *err);
 TDM_API void tdm_file_writer_abandon(tdm_file_writer *writer);
 
-/* Writes everything so far to the disk, which makes a later commit faster. */
-TDM_API tdm_status tdm_file_writer_sync(tdm_file_writer *writer, tdm_error *err);
-/*
- * Several processes may write parts of one file with tdm_file_writer_write_at: one creates the writer
- * and passes the absolute path of the temporary file to the others, which join it. A writer that joined
- * can only be abandoned, which does not remove the file. The creator commits when all are done; its sync
- * includes their bytes.
- */
-TDM_API char *tdm_file_writer_temporary(const tdm_file_writer *writer, tdm_arena *arena);
-TDM_API tdm_status tdm_file_writer_join(const char *temporary, tdm_file_writer **out,
-                                        tdm_error *err);
-
 TDM_API tdm_status tdm_file_replace(const char *path, const void *bytes, size_t count,
                                     tdm_error *err);
 
-/* Creates a directory and its parents; succeeds if it already exists. */
-TDM_API tdm_status tdm_dir_make(const char *path, tdm_error *err);
 /* The sorted names in a directory, without "." and "..", allocated in `arena`. */
 TDM_API tdm_status tdm_dir_list(const char *path, tdm_arena *arena, const char *const **out_names,
                                 size_t *out_count, tdm_error *err);
@@ -86,49 +57,6 @@ TDM_API bool tdm_path_exists(const char *path);
 /* `path` itself if it is absolute, otherwise joined to `dir` (NULL: the current directory). */
 TDM_API char *tdm_path_join(tdm_arena *arena, const char *dir, const char *path);
 TDM_API char *tdm_path_absolute(tdm_arena *arena, const char *path);
-TDM_API char *tdm_path_dirname(tdm_arena *arena, const char *path);
-/* The last component without its extension. */
-TDM_API char *tdm_path_stem(tdm_arena *arena, const char *path);
-
-/*
- * Fault injection for tests: the `countdown`-th next file operation of the kinds in `mask` fails
- * with `error_number`, and so do all later ones, until it is cleared with countdown 0. Process-wide;
- * costs one atomic load per operation when unset.
- */
-enum {
-    TDM_FAULT_OPEN = 1,
-    TDM_FAULT_WRITE = 2,
-    TDM_FAULT_FSYNC = 4,
-    TDM_FAULT_RENAME = 8,
-    TDM_FAULT_ALL = 15
-};
-TDM_API void tdm_os_fault_set(unsigned mask, long countdown, int error_number);
-
-/*
- * A point at which a test may kill or stop this process: src/os/test_point.c describes
- * TANDEM_TEST_KILL. Costs one lookup in the environment when unset.
- */
-typedef struct tdm_test_point {
-    const char *phase; /* "forward", "backward", "reduce", "update", "publish", "checkpoint", ... */
-    uint64_t step;     /* in progress, from 1 */
-    int rank;
-    uint64_t part; /* progress within the phase */
-} tdm_test_point;
-TDM_API void tdm_os_test_point(const tdm_test_point *at);
-
-/* ---- code ------------------------------------------------------------------------------------ */
-
-/* A shared object that is loaded at run time. */
-typedef struct tdm_shared_object {
-    void *handle;
-} tdm_shared_object;
-/* Loads a shared object, or increments its reference count if it is loaded. TDM_ERR_FORMAT, with the
- * loader's reason, if it is not a shared object or a dependency is missing. */
-TDM_API tdm_status tdm_shared_object_open(const char *path, tdm_shared_object *out, tdm_error *err);
-/* The exported function or variable with this name; NULL if there is none. */
-TDM_API void *tdm_shared_object_find(const tdm_shared_object *object, const char *name);
-/* Unloads the code with the last reference. */
-TDM_API void tdm_shared_object_close(tdm_shared_object *object);
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -142,55 +70,6 @@ typedef struct tdm_pages {
 } tdm_pages;
 TDM_API tdm_status tdm_pages_map(size_t bytes, bool shared, tdm_pages *out, tdm_error *err);
 TDM_API void tdm_pages_unmap(tdm_pages *pages);
-/* Allocates memory for all private pages, so that no later write has a page fault; their contents are
- * lost. */
-TDM_API void tdm_pages_populate(const tdm_pages *pages);
-/* Marks the contents of private pages as unused. The system takes the memory if it needs it; otherwise it
- * is still allocated at the next write. */
-TDM_API void tdm_pages_free_lazily(const tdm_pages *pages);
-
-/* Zeroed address space that uses memory only for written pages: for large blocks of which a process fills
- * a part. Released by tdm_pages_unmap. */
-TDM_API tdm_status tdm_pages_reserve(size_t bytes, tdm_pages *out, tdm_error *err);
-
-/*
- * Address space that is backed by less memory than its size: it is divided into ranges, and each range
- * is mapped to one of a few slots. Ranges with the same slot share its bytes. So a large block keeps its
- * layout while only a part of it is used at a time. Offsets and sizes are multiples of 4,096 (of the
- * page size, if that is larger).
- */
-typedef struct tdm_overlay {
-    void *data;
-    size_t bytes;
-    int fd;            /* of the memory */
-    size_t slot_bytes; /* total size of the slots */
-} tdm_overlay;
-/* Reserves the address space and `slot_bytes` of memory. No range is mapped yet; unmapped addresses must
- * not be accessed. */
-TDM_API tdm_status tdm_overlay_map(size_t bytes, size_t slot_bytes, tdm_overlay *out,
-                                   tdm_error *err);
-/* Maps [at, at + bytes) of the address space to [slot_at, slot_at + bytes) of the memory. */
-TDM_API tdm_status tdm_overlay_lay(tdm_overlay *overlay, size_t at, size_t bytes, size_t slot_at,
-                                   tdm_error *err);
-TDM_API void tdm_overlay_unmap(tdm_overlay *overlay);
-
-/* Creates a file of `bytes` zeros, mapped for reading and writing, and shared with all processes that map
- * it; an existing file is replaced. Disk space is allocated immediately (TDM_ERR_NO_SPACE), so that no
- * later write can fail. */
-TDM_API tdm_status tdm_file_map_create(const char *path, size_t bytes, tdm_pages *out,
-                                       tdm_error *err);
-typedef struct tdm_file_part {
-    size_t first, count; /* bytes */
-} tdm_file_part;
-/* Like tdm_file_map_create, but allocates disk space for these parts only; other bytes must not be
- * accessed. */
-TDM_API tdm_status tdm_file_map_create_parts(const char *path, size_t bytes,
-                                             const tdm_file_part *parts, size_t part_count,
-                                             tdm_pages *out, tdm_error *err);
-/* Maps a file that another process has created. Mappings are released by tdm_pages_unmap. The file exists
- * until it is removed, which is allowed as soon as all processes have mapped it. */
-TDM_API tdm_status tdm_file_map_open(const char *path, size_t bytes, tdm_pages *out,
-                                     tdm_error *err);
 
 /*
  * A shared memory segment of a host that outlives the processes that use it. It is a file without a name
@@ -201,57 +80,10 @@ TDM_API tdm_status tdm_file_map_open(const char *path, size_t bytes, tdm_pages *
  */
 typedef struct tdm_shm tdm_shm;
 TDM_API tdm_status tdm_shm_create(tdm_shm **out, tdm_error *err);
-/* Attaches by a descriptor that was inherited or received through a socket; it is duplicated. */
-TDM_API tdm_status tdm_shm_attach(int fd, tdm_shm **out, tdm_error *err);
-/* The descriptor, for other processes; it is still owned by `shm`. */
-TDM_API int tdm_shm_fd(const tdm_shm *shm);
 /* A random id of the segment, the same in every process. */
 TDM_API uint64_t tdm_shm_id(const tdm_shm *shm);
 TDM_API void tdm_shm_close(tdm_shm *shm); /* unmaps all regions; NULL is allowed */
 enum { TDM_SHM_NAME_BYTES = 48, TDM_SHM_MAX_REGIONS = 2048 };
-/* The region with this name, page-aligned and mapped once in this process. If it does not exist it is
- * created with zeros, and *is_new set; memory is used only for written pages. TDM_ERR_EXISTS if the region
- * has another size. */
-TDM_API tdm_status tdm_shm_region_take(tdm_shm *shm, const char *name, size_t bytes, bool *is_new,
-                                       void **out, tdm_error *err);
-/* Maps an existing region of any size; TDM_ERR_NOT_FOUND if it does not exist. */
-TDM_API tdm_status tdm_shm_region_find(tdm_shm *shm, const char *name, size_t *bytes, void **out,
-                                       tdm_error *err);
-/* The offset of an address in the segment, which is valid in all processes; UINT64_MAX if the address is
- * not in a region that this process has mapped. */
-TDM_API uint64_t tdm_shm_offset(const tdm_shm *shm, const void *memory);
-/* The address of an offset; NULL if this process has not mapped its region. */
-TDM_API void *tdm_shm_at(const tdm_shm *shm, uint64_t place);
-/* Removes the region for all processes and returns its memory to the system. */
-TDM_API void tdm_shm_region_drop(tdm_shm *shm, const char *name);
-
-/* ---- other processes ------------------------------------------------------------------------- */
-
-typedef struct tdm_process_info {
-    uint64_t started; /* in system ticks: distinguishes it from a later process with the same id */
-    bool is_stopped;  /* by a signal or a debugger */
-    bool is_dead;     /* a zombie */
-    uint64_t cpu_ticks; /* CPU time of all its threads */
-} tdm_process_info;
-/* Reads the state of a process. False: it does not exist, or the state is not available. */
-TDM_API bool tdm_os_process(int64_t process, tdm_process_info *out);
-/* Kills the process if it is stopped and has this start time; returns whether it did. */
-TDM_API bool tdm_os_end_stopped(int64_t process, uint64_t started);
-
-/* Observations of a process; for one thread at a time. It may be in shared memory: each member is written
- * by a single store. */
-typedef struct tdm_process_watch {
-    int64_t process;
-    uint64_t started;
-    uint64_t cpu_ticks;
-    double progress_s; /* time of the last observed progress, by tdm_clock_s */
-} tdm_process_watch;
-/* Starts to watch a process; one that does not exist is never alive. */
-TDM_API void tdm_process_watch_init(int64_t process, tdm_process_watch *out);
-/* Whether the process is alive, not stopped, and has made progress within the last `idle_s`: it has used
- * CPU time since an earlier call, or one of its threads waits for a CPU. This distinguishes a process that
- * is slow on a busy host from one that is stopped or hangs. */
-TDM_API bool tdm_process_lives(tdm_process_watch *watch, double idle_s);
 
 /* ---- memory of the machine ------------------------------------------------------------------- */
 
@@ -264,11 +96,6 @@ typedef struct tdm_memory_info {
     char transparent_huge[16];    /* "always", "madvise", "never" or "" */
 } tdm_memory_info;
 TDM_API void tdm_os_memory_info(tdm_memory_info *out);
-/* Resident bytes of this process, now and at its peak. */
-TDM_API uint64_t tdm_os_resident_bytes(void);
-TDM_API uint64_t tdm_os_peak_resident_bytes(void);
-/* Resident bytes now, where a page that n processes share counts 1/n. */
-TDM_API uint64_t tdm_os_proportional_bytes(void);
 
 /* ---- CPUs ------------------------------------------------------------------------------------ */
 
@@ -291,29 +118,6 @@ typedef struct tdm_topology_info {
     char library[TDM_LIBRARY_BYTES]; /* "hwloc 2.9.0"; empty: not in this build */
 } tdm_topology_info;
 TDM_API void tdm_os_topology_info(tdm_topology_info *out);
-
-enum { TDM_PLACE_MAX_CPUS = 4096, TDM_CPU_SET_TEXT_BYTES = 64 };
-
-/* The CPUs and the memory of one of several processes of this machine. */
-typedef struct tdm_cpu_set {
-    uint64_t processors[TDM_PLACE_MAX_CPUS / 64]; /* a bit for each CPU that it may use */
-    int memory_node;                              /* preferred NUMA node; -1: none */
-} tdm_cpu_set;
-/*
- * Divides the CPUs of this process among `count` processes: equal shares of whole cores, adjacent
- * processes on the same NUMA node if possible; single hardware threads if there are not enough cores.
- * False, with `out` unchanged, if there are not enough hardware threads either.
- */
-TDM_API bool tdm_os_cpu_sets(int count, tdm_cpu_set *out);
-/* The CPUs that the calling thread may use now, without a preferred node; false if not available. */
-TDM_API bool tdm_os_cpu_set_here(tdm_cpu_set *out);
-/* Applies the set to the calling thread and to threads and processes that it starts later. Uses system
- * calls only, so it may be called between fork and exec. False, with errno, if the system rejects the
- * CPUs; the node is a preference. */
-TDM_API bool tdm_os_cpu_set_apply(const tdm_cpu_set *place);
-/* The CPUs as text: "0-3,8". Text that does not fit into the buffer ends with "...". */
-TDM_API const char *tdm_os_cpu_set_text(const tdm_cpu_set *place,
-                                        char buffer[TDM_CPU_SET_TEXT_BYTES]);
 
 #ifdef __cplusplus
 }

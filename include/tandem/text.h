@@ -36,8 +36,6 @@ TDM_API void tdm_str_add_bytes(tdm_str *str, const void *bytes, size_t count);
 TDM_API void tdm_str_add_char(tdm_str *str, char c);
 TDM_API void tdm_str_addf(tdm_str *str, const char *fmt, ...) TDM_PRINTF(2, 3);
 TDM_API void tdm_str_addv(tdm_str *str, const char *fmt, va_list args);
-/* Pads with spaces until `column` bytes follow the last newline. */
-TDM_API void tdm_str_pad_to(tdm_str *str, size_t column);
 TDM_API const char *tdm_str_text(const tdm_str *str); /* "" if empty, never NULL */
 TDM_API bool tdm_str_ok(const tdm_str *str);
 
@@ -53,16 +51,6 @@ TDM_API const char *tdm_text_duration(double seconds, char buffer[32]);
 typedef const char *(*tdm_text_candidate_fn)(size_t index, const void *user);
 TDM_API const char *tdm_text_nearest(const char *word, size_t count,
                                      tdm_text_candidate_fn candidate, const void *user);
-
-/*
- * The length in bytes (1 to 4) of the well-formed UTF-8 character at `bytes`, and the character in
- * *out (may be NULL); 0 if there is none: an unexpected continuation byte, an overlong form, a
- * surrogate, a value above U+10FFFF, or too few bytes.
- */
-TDM_API size_t tdm_text_utf8(const void *bytes, size_t left, uint32_t *out);
-
-/* The shortest decimal that parses to exactly this number. Returns `buffer`. */
-TDM_API const char *tdm_text_double(double value, char buffer[32]);
 
 /* ---- JSON out -------------------------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /*
  * clock.c: time. The monotonic clock is for measurements; the wall clock is for display only.
  */
-#include <tandem/base.h>
+#include "base/base.h"
 
 #include <time.h>
 

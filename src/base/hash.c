@@ -4,7 +4,7 @@
  * create() is the only call that can fail: it fetches the context and the algorithm, and updating a
  * context needs no memory.
  */
-#include <tandem/base.h>
+#include "base/base.h"
 
 #include <limits.h>
 #include <openssl/crypto.h>

@@ -9,7 +9,7 @@
  * last blocks, with the padding, are built in a buffer of the lane. Lanes without input compute with
  * arbitrary bytes, and the result is ignored. The digests are those of tdm_sha256_of.
  */
-#include <tandem/base.h>
+#include "base/base.h"
 
 #include <string.h>
 

@@ -5,7 +5,7 @@
  * checked, lone surrogates and duplicate keys rejected, depth at most 64. All memory comes from the
  * caller's arena. It never reads past `end`; every error contains the offset of the byte.
  */
-#include <tandem/text.h>
+#include "base/base.h"
 
 #include <stdlib.h>
 #include <string.h>

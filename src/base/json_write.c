@@ -2,7 +2,7 @@
  * json_write.c: writes JSON. The writer adds commas, newlines and quotes. Text must be UTF-8; invalid
  * bytes become the replacement character, so the output is always valid JSON.
  */
-#include <tandem/text.h>
+#include "base/base.h"
 
 #include <math.h>
 #include <string.h>

@@ -9,7 +9,7 @@
  * Numbers below the normal range (2.2e-308) count as zero, as an argument of log and as a result, so
  * that it does not matter whether the floating-point unit flushes them.
  */
-#include <tandem/base.h>
+#include "base/base.h"
 
 #include <math.h>
 #include <string.h>

@@ -10,7 +10,7 @@
  *     counter[3]  step bits 32..47 above, sample bits 32..47 below
  * This layout is part of every trained result and must not change.
  */
-#include <tandem/base.h>
+#include "base/base.h"
 
 #include <math.h>
 

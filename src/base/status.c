@@ -4,7 +4,7 @@
  * A code, its name and its text are one row; nothing else in the library repeats them. The group of a
  * code is its hundreds digit, so the table cannot disagree with it.
  */
-#include <tandem/base.h>
+#include "base/base.h"
 
 #include <stdio.h>
 #include <string.h>

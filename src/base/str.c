@@ -4,7 +4,7 @@
  * A tdm_str doubles its memory as needed. Once memory runs out it is `failed`: later additions are
  * ignored and the collected text stays valid, so one check at the end is enough.
  */
-#include <tandem/text.h>
+#include "base/base.h"
 
 #include <ctype.h>
 #include <math.h>

@@ -1,5 +1,5 @@
 /* utf8.c: the UTF-8 decoder: accepts the well-formed characters of Unicode's table 3-7. */
-#include <tandem/text.h>
+#include "base/base.h"
 
 size_t tdm_text_utf8(const void *bytes, size_t left, uint32_t *out)
 {

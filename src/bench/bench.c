@@ -7,6 +7,8 @@
  * itself. The products inside attention, which our kernel does not compute with oneDNN, are timed with
  * oneDNN in a separate graph.
  */
+#include "nn/nn.h"
+#include "os/os.h"
 #include "tensor/kernel.h"
 #include "train/internal.h"
 

@@ -8,12 +8,12 @@
 #ifndef TANDEM_BOOT_BOOT_H
 #define TANDEM_BOOT_BOOT_H
 
+#include "base/base.h"
 #include "boot/control.h"
 #include "boot/control_channel.h"
 #include "net/refusal.h"
+#include "os/os.h"
 #include "os/thread.h"
-
-#include <tandem/os.h>
 
 #include <pthread.h>
 

@@ -1,13 +1,29 @@
 /*
- * control.c: a rank's side of the control connection.
+ * control.c: the client of the control connection, one in each rank.
  *
- * Two threads. The *reader* owns the connection: it reads, writes and beats, never calls out and never
- * waits for anything but the connection, so a question is answered and a heartbeat goes out whatever
- * the rest of the process is doing. The *teller* calls the events: news, from a queue, and the line
- * for the next heartbeat. So an event may wait for a lock whose holder waits for an answer here.
+ * It has two threads. The *reader* owns the connection: it reads, writes and sends heartbeats. It never
+ * calls an event and waits only for the connection, so answers arrive and heartbeats leave whatever the
+ * rest of the process does. The *notifier* calls the events: news from a queue, and the text for the next
+ * heartbeat. So an event may wait for a lock whose holder waits for an answer here.
  *
- * All fields below `lock` are the lock's; the reader holds it except while it sleeps. A rank is in the
- * queue of news at most once as lost or left, so only broken groups need a bound of their own.
+ * States of the connection, as flags of `client`:
+ *
+ *            close()                reader sends BYE
+ *     OPEN -----------> closing ----------------------> said_bye
+ *      |                   |                               |
+ *      | hub closed the    | the same                      | hub closed the connection,
+ *      | connection, sent  |                               | or no answer within BYE_S
+ *      | garbage or is     |                               |
+ *      | silent            v                               |
+ *      +----------------> cut <----------------------------+
+ *
+ * `cut` is final: the reader ends, and waiting calls return. A rank other than 0 then reports rank 0 as
+ * lost, unless one side has sent a BYE. Three flags are independent of the state: `heard_bye` (the hub has
+ * sent a BYE, so its end is not a failure), `given_up` (the hub has declared this rank lost) and `hurries`
+ * (this rank leaves or has revoked the world, so catch_up no longer waits).
+ *
+ * `lock` protects all fields below it; the reader holds it except while it sleeps. The news of a rank as
+ * lost or left is queued at most once, so only broken groups need a separate limit.
  */
 #include "boot/boot.h"
 
@@ -22,22 +38,22 @@
 #include <unistd.h>
 
 enum { MAX_BROKEN = 4096, BLOCK_ALIGN = 16 };
-#define ANSWER_S 0.3    /* for an answer, from a hub that is not heard of any more, */
-#define ANSWER_BEATS 3  /* of whose heartbeats this many have not come, */
-#define MAX_ANSWER_S 3. /* and from one that is: it may have much to do */
-#define TELL_S 3.       /* for news that came before the end to be told */
-#define BYE_S 0.25 /* for the hub's answer to our good-bye; one that is silent is not waited for */
+#define ANSWER_S 0.3    /* wait for an answer from a hub that is silent, */
+#define ANSWER_BEATS 3  /* that is, has missed this number of heartbeats, */
+#define MAX_ANSWER_S 3. /* and from one that sends heartbeats: it may be busy */
+#define TELL_S 3.       /* wait until the news that arrived before the end is delivered */
+#define BYE_S 0.25      /* wait for the answer to our BYE; not for a hub that is silent */
 #define STALL_S 1.0
 #define PATIENCE 4.0
 
 static const char closed_text[] = "its connection to this rank was closed: it exited or was killed";
 
-typedef struct letter {
-    tdm__news news; /* its text and its loss point behind it */
+typedef struct news_item {
+    tdm__news news; /* its `text` and `loss` point into this item */
     tdm_peer_loss loss;
-    struct letter *next;
+    struct news_item *next;
     char text[];
-} letter;
+} news_item;
 
 typedef struct peer {
     tdm__entry entry;
@@ -47,46 +63,46 @@ typedef struct peer {
 typedef struct client {
     tdm__control control; /* first */
     tdm__facts facts;
-    tdm__hub *hub;           /* rank 0's */
-    tdm__rendezvous meeting; /* rank 0's, for its file */
+    tdm__hub *hub;           /* of rank 0; NULL in the others */
+    tdm__rendezvous meeting; /* of rank 0, to remove its file */
     bool has_meeting;
     int wake_fd;
     int *host_of;
-    const char **host_names; /* by rank, of the entries of peers */
+    const char **host_names; /* by rank; the names in `peers` */
     pthread_t reader, notifier;
-    bool has_reader, has_teller;
-    pthread_mutex_t asking; /* held around a whole question */
+    bool has_reader, has_notifier;
+    pthread_mutex_t asking; /* held from a question to its answer */
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
     tdm__channel channel;
     bool closing;   /* close() was called */
-    bool said_bye;  /* we did */
-    bool heard_bye; /* the hub did */
-    bool given_up;  /* the hub takes this rank for lost */
-    bool cut;       /* there is no hub any more */
-    bool hurries;   /* this rank has revoked the world, or leaves it: it is patient with nobody */
+    bool said_bye;  /* this rank has sent a BYE */
+    bool heard_bye; /* the hub has sent a BYE */
+    bool given_up;  /* the hub has declared this rank lost */
+    bool cut;       /* the connection has ended */
+    bool hurries;   /* this rank leaves or has revoked the world: catch_up no longer waits */
     double heard_s, longest_s;
     peer *peers;
-    tdm_process_watch hub_process; /* of a hub on this host; begun at its first long silence */
-    int first_gone;                /* -1: nobody */
+    tdm_process_watch hub_process; /* of a hub on this host; set at its first long silence */
+    int first_gone;                /* first rank that was lost or left; -1: none */
     char gone_text[300];
-    bool has_failed; /* a rank was lost, or has revoked the world: */
+    bool has_failed; /* a rank was lost or has revoked the world: see failure_text */
     char failure_text[300];
-    char hub_does[TDM__WIRE_TEXT]; /* what rank 0 did last, as it said */
+    char hub_does[TDM__WIRE_TEXT]; /* what rank 0 did last, from its PING */
 
     tdm__control_events events;
     bool listening;
     char beat[TDM__WIRE_TEXT];
-    bool beats_now; /* the next heartbeat does not wait for its time */
-    letter *first, *last;
-    bool telling; /* the teller is outside with one */
+    bool beats_now; /* send the next heartbeat at once */
+    news_item *first, *last;
+    bool telling; /* the notifier is calling an event */
     int broken_count;
 
     uint32_t exchange_number;
     bool exchanging, exchanged;
-    bool exchange_late; /* one did not end in time: the count is lost */
-    uint8_t **blocks;   /* NULL: too large, or no memory */
+    bool exchange_late; /* one did not end in time: no further exchange is possible */
+    uint8_t **blocks;   /* NULL: too large, or out of memory */
     size_t *block_bytes;
 
     uint32_t question;
@@ -94,14 +110,14 @@ typedef struct client {
     char answer[TDM__WIRE_TEXT];
 } client;
 
-static void wake(client *c)
+static void client_wake(client *c)
 {
     uint64_t one = 1;
-    if (write(c->wake_fd, &one, sizeof(one)) < 0) return; /* full: it is awake */
+    if (write(c->wake_fd, &one, sizeof(one)) < 0) return; /* full: the reader is awake */
 }
 
-/* Waits for a change until a time of our clock, which is CLOCK_MONOTONIC, as the condition's is. */
-static void await_change(client *c, double until_s)
+/* Waits for a change of the state until `until_s` of tdm_clock_s, which is CLOCK_MONOTONIC like the condition. */
+static void client_wait(client *c, double until_s)
 {
     struct timespec until = tdm_clock_timespec(until_s);
     pthread_cond_timedwait(&c->changed, &c->lock, &until);
@@ -109,11 +125,11 @@ static void await_change(client *c, double until_s)
 
 /* ---- news, with the lock held --------------------------------------------------------------------------- */
 
-static void queue(client *c, const tdm__news *news)
+static void news_queue(client *c, const tdm__news *news)
 {
     if (news->kind == TDM__NEWS_BROKEN && c->broken_count >= MAX_BROKEN) return;
     size_t bytes = strlen(news->text) + 1;
-    letter *new = calloc(1, sizeof(*new) + bytes);
+    news_item *new = calloc(1, sizeof(*new) + bytes);
     if (!new) {
         tdm_log(TDM_LOG_ERROR, "comm", "no memory for the news about rank %d: %s", news->rank,
                 news->text);
@@ -136,7 +152,7 @@ static void queue(client *c, const tdm__news *news)
     pthread_cond_broadcast(&c->changed);
 }
 
-static void lose_hope(client *c, const char *text)
+static void client_set_failed(client *c, const char *text)
 {
     if (c->has_failed) return;
     c->has_failed = true;
@@ -144,9 +160,9 @@ static void lose_hope(client *c, const char *text)
     pthread_cond_broadcast(&c->changed);
 }
 
-/* `loss`: of one that is lost. */
-static void gone(client *c, int rank, tdm__news_kind kind, const char *text,
-                 const tdm_peer_loss *loss)
+/* A rank is lost or has left. `loss` is NULL for one that has left. */
+static void peer_gone(client *c, int rank, tdm__news_kind kind, const char *text,
+                      const tdm_peer_loss *loss)
 {
     if (c->peers[rank].gone) return;
     c->peers[rank].gone = kind;
@@ -156,7 +172,7 @@ static void gone(client *c, int rank, tdm__news_kind kind, const char *text,
             c->gone_text, sizeof(c->gone_text), "rank %d (%s, process %llu) %s%.150s", rank,
             c->peers[rank].entry.name, (unsigned long long)c->peers[rank].entry.pid,
             kind == TDM__NEWS_LEFT ? "has left" : "is lost: ", kind == TDM__NEWS_LEFT ? "" : text);
-        if (kind == TDM__NEWS_LOST) lose_hope(c, c->gone_text);
+        if (kind == TDM__NEWS_LOST) client_set_failed(c, c->gone_text);
     }
     tdm__news news = {.kind = kind,
                       .rank = rank,
@@ -164,28 +180,28 @@ static void gone(client *c, int rank, tdm__news_kind kind, const char *text,
                       .status = kind == TDM__NEWS_LEFT ? TDM_ERR_PEER_LEFT : TDM_ERR_PEER_FAILED,
                       .text = text,
                       .loss = loss};
-    queue(c, &news);
+    news_queue(c, &news);
 }
 
-static void cut_off(client *c, tdm_peer_sign sign, const char *how)
+static void connection_cut(client *c, tdm_peer_sign sign, const char *how)
 {
     if (c->cut) return;
     c->cut = true;
     if (c->given_up) {
         sign = TDM_SIGN_SILENCE;
-        how = "it has given this rank up, which it had not heard of for too long";
+        how = "it has declared this rank lost after too long a silence";
     }
     if (!c->heard_bye && !c->said_bye && c->control.rank != 0) {
         tdm_peer_loss loss = {.sign = sign, .heard_s = tdm_clock_s() - c->heard_s};
         snprintf(loss.what, sizeof(loss.what), "%.150s", c->hub_does);
-        gone(c, 0, TDM__NEWS_LOST, how, &loss);
+        peer_gone(c, 0, TDM__NEWS_LOST, how, &loss);
     }
     pthread_cond_broadcast(&c->changed);
 }
 
-/* ---- what the hub says, with the lock held -------------------------------------------------------------- */
+/* ---- frames from the hub, with the lock held ------------------------------------------------------------ */
 
-static void take_blocks(client *c, const tdm__frame *frame)
+static void exchange_take_blocks(client *c, const tdm__frame *frame)
 {
     if (!c->exchanging || c->exchanged || frame->number != c->exchange_number) return;
     size_t size = (size_t)c->control.size, total = 0;
@@ -227,8 +243,8 @@ static void take_news(client *c, const tdm__frame *frame)
                                                                  : TDM_SIGN_TOLD,
                               .heard_s = frame->number * 1e-3};
         memcpy(loss.what, frame->what, sizeof(loss.what));
-        gone(c, (int)frame->rank, (tdm__news_kind)frame->kind, frame->text,
-             frame->kind == TDM__NEWS_LOST ? &loss : NULL);
+        peer_gone(c, (int)frame->rank, (tdm__news_kind)frame->kind, frame->text,
+                  frame->kind == TDM__NEWS_LOST ? &loss : NULL);
     } else if (frame->kind == TDM__NEWS_BROKEN) {
         bool peers = tdm_status_group_of((tdm_status)frame->status) == TDM_STATUS_GROUP_PEER;
         tdm__news news = {.kind = TDM__NEWS_BROKEN,
@@ -236,15 +252,15 @@ static void take_news(client *c, const tdm__frame *frame)
                           .group = frame->group,
                           .status = peers ? (tdm_status)frame->status : TDM_ERR_PEER_FAILED,
                           .text = frame->text};
-        if (frame->group == TDM__ALL_GROUPS) lose_hope(c, frame->text);
-        queue(c, &news);
+        if (frame->group == TDM__ALL_GROUPS) client_set_failed(c, frame->text);
+        news_queue(c, &news);
     }
 }
 
 static void take_frame(client *c, const tdm__frame *frame)
 {
     switch (frame->type) {
-    case TDM__FRAME_GATHERED: take_blocks(c, frame); break;
+    case TDM__FRAME_GATHERED: exchange_take_blocks(c, frame); break;
     case TDM__FRAME_NEWS: take_news(c, frame); break;
     case TDM__FRAME_ANSWER:
         if (frame->id != c->question) break;
@@ -258,7 +274,7 @@ static void take_frame(client *c, const tdm__frame *frame)
     }
 }
 
-static void read_all(client *c, double now_s)
+static void connection_read(client *c, double now_s)
 {
     size_t before = c->channel.in_count;
     tdm__channel_state state = tdm__channel_read(&c->channel);
@@ -270,16 +286,16 @@ static void read_all(client *c, double now_s)
     tdm__frame frame;
     int got = 0;
     while ((got = tdm__channel_next(&c->channel, &frame)) > 0) take_frame(c, &frame);
-    if (got < 0) cut_off(c, TDM_SIGN_CLOSED, "it sent something that makes no sense");
+    if (got < 0) connection_cut(c, TDM_SIGN_CLOSED, "it sent an invalid message");
     if (state == TDM__CHANNEL_ERROR && why != ECONNRESET && why != EPIPE)
-        cut_off(c, TDM_SIGN_CLOSED, strerror(why));
+        connection_cut(c, TDM_SIGN_CLOSED, strerror(why));
     else if (state != TDM__CHANNEL_OK)
-        cut_off(c, TDM_SIGN_CLOSED, closed_text);
+        connection_cut(c, TDM_SIGN_CLOSED, closed_text);
 }
 
 /* ---- the reader ----------------------------------------------------------------------------------------- */
 
-static void send_beat(client *c)
+static void beat_send(client *c)
 {
     if (tdm__channel_has_output(&c->channel)) return;
     tdm__frame frame = {.type = TDM__FRAME_BEAT};
@@ -287,7 +303,7 @@ static void send_beat(client *c)
     tdm__channel_put_frame(&c->channel, &frame);
 }
 
-static void listen_for_silence(client *c, double now_s)
+static void hub_check_silence(client *c, double now_s)
 {
     double max_s = PATIENCE * c->longest_s, min_s = c->facts.silence_s;
     if (max_s > 10 * min_s) max_s = 10 * min_s;
@@ -300,12 +316,12 @@ static void listen_for_silence(client *c, double now_s)
         tdm__silence_is_slowness(&c->hub_process, hub->pid, now_s - c->heard_s, min_s))
         return;
     char text[80];
-    snprintf(text, sizeof(text), "it was not heard of for %.1f s", now_s - c->heard_s);
-    cut_off(c, TDM_SIGN_SILENCE, text);
+    snprintf(text, sizeof(text), "no heartbeat for %.1f s", now_s - c->heard_s);
+    connection_cut(c, TDM_SIGN_SILENCE, text);
 }
 
-/* Sleeps without the lock, until something can be read or written, somebody wakes it, or `until_s`. */
-static void sleep_until(client *c, double until_s)
+/* Releases the lock and sleeps until the connection can be read or written, client_wake, or `until_s`. */
+static void reader_sleep(client *c, double until_s)
 {
     struct pollfd wait[2] = {{.fd = c->channel.stream.fd, .events = POLLIN},
                              {.fd = c->wake_fd, .events = POLLIN}};
@@ -319,7 +335,7 @@ static void sleep_until(client *c, double until_s)
     pthread_mutex_lock(&c->lock);
 }
 
-static void *read_on(void *user)
+static void *reader_main(void *user)
 {
     client *c = user;
     tdm__thread_raise_priority();
@@ -328,9 +344,10 @@ static void *read_on(void *user)
     double end_s = 0;
     while (!c->cut && (!end_s || tdm_clock_s() < end_s)) {
         double now_s = tdm_clock_s();
-        if (now_s - turn_s > STALL_S + beat_s) c->heard_s += now_s - turn_s; /* we were stopped */
+        if (now_s - turn_s > STALL_S + beat_s)
+            c->heard_s += now_s - turn_s; /* this process was stopped */
         turn_s = now_s;
-        read_all(c, now_s);
+        connection_read(c, now_s);
         if (c->cut) break;
         if (c->closing && !c->said_bye) {
             tdm__frame bye = {.type = TDM__FRAME_BYE};
@@ -341,30 +358,30 @@ static void *read_on(void *user)
         }
         if (!c->said_bye && (now_s >= next_s || c->beats_now)) {
             c->beats_now = false;
-            send_beat(c);
+            beat_send(c);
             next_s = now_s + beat_s;
-            listen_for_silence(c, now_s);
+            hub_check_silence(c, now_s);
         }
         if (!c->cut && tdm__channel_flush(&c->channel) != TDM__CHANNEL_OK) {
-            read_all(c, now_s); /* its last words */
-            cut_off(c, TDM_SIGN_CLOSED, closed_text);
+            connection_read(c, now_s); /* what it sent before the end */
+            connection_cut(c, TDM_SIGN_CLOSED, closed_text);
         }
         if (c->cut) break;
         if (c->said_bye && !tdm__channel_has_output(&c->channel))
             shutdown(c->channel.stream.fd, SHUT_WR);
-        sleep_until(c, end_s ? end_s : next_s);
+        reader_sleep(c, end_s ? end_s : next_s);
     }
-    cut_off(c, TDM_SIGN_CLOSED, "its connection to this rank was given up");
-    shutdown(c->channel.stream.fd, SHUT_RDWR); /* a hub that ends need not wait until we close */
+    connection_cut(c, TDM_SIGN_CLOSED, "its connection to this rank was closed by this rank");
+    shutdown(c->channel.stream.fd, SHUT_RDWR); /* a hub that ends does not wait for our close() */
     pthread_mutex_unlock(&c->lock);
     return NULL;
 }
 
-/* ---- the teller ----------------------------------------------------------------------------------------- */
+/* ---- the notifier --------------------------------------------------------------------------------------- */
 
-static void tell(client *c)
+static void news_deliver(client *c)
 {
-    letter *first = c->first;
+    news_item *first = c->first;
     c->first = first->next;
     if (!c->first) c->last = NULL;
     c->broken_count -= first->news.kind == TDM__NEWS_BROKEN;
@@ -377,7 +394,7 @@ static void tell(client *c)
     pthread_cond_broadcast(&c->changed);
 }
 
-static void describe(client *c)
+static void beat_update_text(client *c)
 {
     char text[TDM__WIRE_TEXT] = "";
     pthread_mutex_unlock(&c->lock);
@@ -387,11 +404,11 @@ static void describe(client *c)
     bool is_first = !*c->beat;
     memcpy(c->beat, text, sizeof(c->beat));
     if (!is_first) return;
-    c->beats_now = true; /* so that something is known from the beginning on */
-    wake(c);
+    c->beats_now = true; /* so that the hub has a text from the start */
+    client_wake(c);
 }
 
-static void *tell_on(void *user)
+static void *notifier_main(void *user)
 {
     client *c = user;
     tdm__thread_raise_priority();
@@ -400,19 +417,19 @@ static void *tell_on(void *user)
     while (!c->closing) {
         double now_s = tdm_clock_s();
         if (c->listening && c->first) {
-            tell(c);
+            news_deliver(c);
         } else if (c->listening && now_s >= next_s) {
-            describe(c);
+            beat_update_text(c);
             next_s = now_s + beat_s;
         } else {
-            await_change(c, c->listening ? next_s : now_s + 60);
+            client_wait(c, c->listening ? next_s : now_s + 60);
         }
     }
     pthread_mutex_unlock(&c->lock);
     return NULL;
 }
 
-/* ---- the table ------------------------------------------------------------------------------------------ */
+/* ---- operations ----------------------------------------------------------------------------------------- */
 
 static void listen_events(tdm__control *control, const tdm__control_events *events)
 {
@@ -424,7 +441,7 @@ static void listen_events(tdm__control *control, const tdm__control_events *even
     pthread_mutex_unlock(&c->lock);
 }
 
-/* Until when an answer may come: a hub that beats is awaited longer than one that has fallen silent. */
+/* Deadline of an answer: later for a hub that sends heartbeats than for one that is silent. */
 static double answer_until_s(const client *c, double asked_s)
 {
     double beating_s = c->heard_s + ANSWER_BEATS * tdm__beat_s(c->control.size);
@@ -437,16 +454,17 @@ static bool is_leaving(const client *c)
     return c->hurries || c->closing;
 }
 
-/* What the hub said before may say why something is as it is, and better than the asker could. */
-static void await_told(client *c, double until_s)
+/* Waits until all queued news is delivered: it may explain a failure better than the caller can. */
+static void news_wait_delivered(client *c, double until_s)
 {
     while (c->listening && !is_leaving(c) && (c->first || c->telling) && tdm_clock_s() < until_s)
-        await_change(c, until_s);
+        client_wait(c, until_s);
 }
 
-/* Asks the hub. False when there is none, or no answer came in time: at `patient_s`, or when this rank
- * hurries; or, when that is zero, when a hub that is as it should be would have answered. */
-static bool ask(client *c, tdm__frame *frame, double patient_s, char *out, size_t bytes)
+/* Sends a question to the hub and waits for the answer. False: the connection is cut, or no answer arrives in
+ * time. With `patient_s` above 0 the wait ends at that time or when this rank hurries; otherwise it ends at
+ * answer_until_s. */
+static bool hub_ask(client *c, tdm__frame *frame, double patient_s, char *out, size_t bytes)
 {
     pthread_mutex_lock(&c->asking);
     pthread_mutex_lock(&c->lock);
@@ -455,32 +473,32 @@ static bool ask(client *c, tdm__frame *frame, double patient_s, char *out, size_
     frame->id = ++c->question;
     c->answered = false;
     bool ok = !c->cut && tdm__channel_put_frame(&c->channel, frame);
-    wake(c);
+    client_wake(c);
     while (ok && !c->answered && !c->cut && !(patient_s > 0 && is_leaving(c))) {
         double until_s = patient_s > 0 ? patient_s : answer_until_s(c, asked_s);
         if (tdm_clock_s() >= until_s) break;
-        await_change(c, until_s);
+        client_wait(c, until_s);
     }
     ok = ok && c->answered;
     if (ok) snprintf(out, bytes, "%s", c->answer);
-    if (c->cut && !ok) await_told(c, tdm_clock_s() + TELL_S);
+    if (c->cut && !ok) news_wait_delivered(c, tdm_clock_s() + TELL_S);
     pthread_mutex_unlock(&c->lock);
     pthread_mutex_unlock(&c->asking);
     return ok;
 }
 
-/* Two questions: the hub may answer the first in the very round in which it finds a connection closed, and
- * before it does; never the second. */
+/* Asks twice: the hub may answer the first question in the same turn in which it finds a connection closed, and
+ * before it does so. It answers the second one after that turn. */
 static void catch_up(tdm__control *control, double until_s)
 {
     client *c = (client *)control;
     char answer[TDM__WIRE_TEXT];
     for (int i = 0; i < 2; i++) {
         tdm__frame frame = {.kind = TDM__ASK_REPORT};
-        if (!ask(c, &frame, until_s, answer, sizeof(answer))) break;
+        if (!hub_ask(c, &frame, until_s, answer, sizeof(answer))) break;
     }
     pthread_mutex_lock(&c->lock);
-    await_told(c, until_s);
+    news_wait_delivered(c, until_s);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -490,32 +508,31 @@ static tdm_status exchange_failed(client *c, uint32_t number, tdm_error *err)
         return tdm_fail(err,
                         c->peers[c->first_gone].gone == TDM__NEWS_LEFT ? TDM_ERR_PEER_LEFT
                                                                        : TDM_ERR_PEER_FAILED,
-                        "the ranks cannot exchange anything any more: %s", c->gone_text);
+                        "the ranks can no longer exchange data: %s", c->gone_text);
     if (c->cut || c->has_failed)
-        return tdm_fail(err, TDM_ERR_PEER_FAILED, "the ranks cannot exchange anything any more: %s",
+        return tdm_fail(err, TDM_ERR_PEER_FAILED, "the ranks can no longer exchange data: %s",
                         c->has_failed ? c->failure_text : "rank 0 is gone");
     if (c->exchange_late)
         return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
-                        "the ranks cannot exchange anything any more: an earlier exchange did not "
-                        "end in time");
+                        "the ranks can no longer exchange data: an earlier exchange timed out");
     c->exchange_late = true;
     pthread_mutex_unlock(&c->lock);
     tdm__frame frame = {.kind = TDM__ASK_LACKING, .number = number};
     char who[TDM__WIRE_TEXT] = "";
-    if (!ask(c, &frame, 0, who, sizeof(who)) || !*who) snprintf(who, sizeof(who), "not known");
+    if (!hub_ask(c, &frame, 0, who, sizeof(who)) || !*who) snprintf(who, sizeof(who), "unknown");
     pthread_mutex_lock(&c->lock);
     return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
-                    "exchange %u of the ranks did not end within %.3g s; missing ranks: %s", number,
+                    "exchange %u timed out after %.3g s; missing ranks: %s", number,
                     c->facts.deadline_s, who);
 }
 
-/* Waits until it is over, one way or another. False: this rank is to give up. */
-static bool await_exchange(client *c, double until_s)
+/* Waits until the exchange has succeeded or failed. False: the caller has cancelled it. */
+static bool exchange_wait(client *c, double until_s)
 {
     const tdm__cancellation *cancellation = &c->control.cancellation;
     double now_s = tdm_clock_s();
     while (!c->exchanged && !c->cut && c->first_gone < 0 && !c->has_failed && now_s < until_s) {
-        await_change(c, now_s + tdm__cancellation_slice(cancellation, until_s - now_s));
+        client_wait(c, now_s + tdm__cancellation_slice(cancellation, until_s - now_s));
         pthread_mutex_unlock(&c->lock);
         bool over = tdm__cancellation_is_due(cancellation);
         pthread_mutex_lock(&c->lock);
@@ -533,18 +550,18 @@ static tdm_status exchange_locked(client *c, const tdm__frame *frame, uint8_t **
     if (!tdm__channel_put_frame(&c->channel, frame))
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to exchange %zu bytes",
                         frame->byte_count);
-    wake(c);
-    if (!await_exchange(c, tdm_clock_s() + c->facts.deadline_s)) {
+    client_wake(c);
+    if (!exchange_wait(c, tdm_clock_s() + c->facts.deadline_s)) {
         c->exchange_late = true;
         return tdm_fail(err, TDM_ERR_PEER_FAILED,
-                        "rank %d no longer waits for the others: its epoch, %u, is over",
+                        "rank %d stops waiting for the other ranks: epoch %u has ended",
                         c->control.rank, c->facts.epoch);
     }
     if (!c->exchanged) return exchange_failed(c, frame->number, err);
     c->exchange_number++;
     if (!c->blocks)
         return tdm_fail(err, TDM_ERR_NO_MEMORY,
-                        "what the ranks exchange has more than %d MB, or memory has run out",
+                        "the exchanged data exceeds %d MB, or memory has run out",
                         TDM__MAX_WIRE_GATHERED >> 20);
     *out_all = c->blocks;
     *out_bytes = c->block_bytes;
@@ -556,12 +573,13 @@ static tdm_status exchange(tdm__control *control, const void *mine, size_t bytes
 {
     client *c = (client *)control;
     if (bytes > TDM__MAX_WIRE_BLOCK)
-        return tdm_fail(err, TDM_ERR_RANGE, "a rank may exchange %d MB at once, not %zu bytes",
+        return tdm_fail(err, TDM_ERR_RANGE,
+                        "a rank can exchange at most %d MB at once, not %zu bytes",
                         TDM__MAX_WIRE_BLOCK >> 20, bytes);
     pthread_mutex_lock(&c->lock);
     tdm_status status = TDM_ERR_BUSY;
     if (c->exchanging) {
-        tdm_fail(err, status, "another thread of this rank is exchanging something already");
+        tdm_fail(err, status, "another thread of this rank is already exchanging data");
     } else {
         c->exchanging = true;
         c->exchanged = false;
@@ -579,7 +597,7 @@ static tdm_status exchange(tdm__control *control, const void *mine, size_t bytes
 }
 
 /* With the lock held. */
-static void stop_asking(client *c)
+static void client_hurry(client *c)
 {
     c->hurries = true;
     pthread_cond_broadcast(&c->changed);
@@ -589,7 +607,7 @@ static void hurry(tdm__control *control)
 {
     client *c = (client *)control;
     pthread_mutex_lock(&c->lock);
-    stop_asking(c);
+    client_hurry(c);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -603,8 +621,8 @@ static void broken(tdm__control *control, uint32_t group, tdm_status status, con
                         .status = (uint32_t)status};
     snprintf(frame.text, sizeof(frame.text), "%s", text);
     pthread_mutex_lock(&c->lock);
-    if (group == TDM__ALL_GROUPS) stop_asking(c);
-    if (!c->cut && !c->said_bye && tdm__channel_put_frame(&c->channel, &frame)) wake(c);
+    if (group == TDM__ALL_GROUPS) client_hurry(c);
+    if (!c->cut && !c->said_bye && tdm__channel_put_frame(&c->channel, &frame)) client_wake(c);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -624,12 +642,11 @@ static void report(tdm__control *control, const int *ranks, int count, char *out
                         .count = (uint32_t)(list.length / 4),
                         .bytes = (const uint8_t *)list.data,
                         .byte_count = list.length};
-    if (bytes > 0 && (!tdm_str_ok(&list) || !ask(c, &frame, 0, out, bytes))) {
+    if (bytes > 0 && (!tdm_str_ok(&list) || !hub_ask(c, &frame, 0, out, bytes))) {
         pthread_mutex_lock(&c->lock);
-        const char *why = c->heard_bye ? "has left" : c->cut ? "is gone" : "does not answer";
+        const char *why = c->heard_bye ? "has left" : c->cut ? "is gone" : "does not respond";
         pthread_mutex_unlock(&c->lock);
-        snprintf(out, bytes, "%s: rank 0, which knows what they did last, %s", tdm_str_text(&names),
-                 why);
+        snprintf(out, bytes, "%s: no details, because rank 0 %s", tdm_str_text(&names), why);
     }
     tdm_str_release(&list);
     tdm_str_release(&names);
@@ -645,10 +662,10 @@ static bool has_failed(tdm__control *control, tdm_error *why)
     return is;
 }
 
-static void release(client *c)
+static void client_release(client *c)
 {
     while (c->first) {
-        letter *next = c->first->next;
+        news_item *next = c->first->next;
         free(c->first);
         c->first = next;
     }
@@ -665,14 +682,14 @@ static void release(client *c)
     free(c);
 }
 
-static void end_threads(client *c)
+static void client_end_threads(client *c)
 {
     pthread_mutex_lock(&c->lock);
     c->closing = true;
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
-    wake(c);
-    if (c->has_teller) pthread_join(c->notifier, NULL);
+    client_wake(c);
+    if (c->has_notifier) pthread_join(c->notifier, NULL);
     if (c->has_reader) pthread_join(c->reader, NULL);
 }
 
@@ -680,10 +697,10 @@ static void close_control(tdm__control *control)
 {
     if (!control) return;
     client *c = (client *)control;
-    end_threads(c);
+    client_end_threads(c);
     tdm__hub_destroy(c->hub);
     if (c->has_meeting) tdm__rendezvous_remove(&c->meeting);
-    release(c);
+    client_release(c);
 }
 
 static const tdm__control_ops ops = {
@@ -697,9 +714,9 @@ static const tdm__control_ops ops = {
     .close = close_control,
 };
 
-/* ---- life ------------------------------------------------------------------------------------------------ */
+/* ---- lifetime ------------------------------------------------------------------------------------------- */
 
-static tdm_status prepare(client *c, const tdm__control_parts *parts, tdm_error *err)
+static tdm_status client_prepare(client *c, const tdm__control_parts *parts, tdm_error *err)
 {
     int size = parts->facts->size;
     pthread_condattr_t monotonic;
@@ -715,7 +732,7 @@ static tdm_status prepare(client *c, const tdm__control_parts *parts, tdm_error 
     c->peers = calloc((size_t)size, sizeof(*c->peers));
     c->host_names = calloc((size_t)size, sizeof(*c->host_names));
     if (c->wake_fd < 0 || !c->host_of || !c->peers || !c->host_names)
-        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot make the control connection: %s",
+        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot create the control connection: %s",
                         strerror(errno));
     for (int i = 0; i < size; i++) {
         c->peers[i].entry = parts->joined->entries[i];
@@ -746,26 +763,26 @@ tdm_status tdm__control_create(const tdm__control_parts *parts, tdm__control **o
         free(parts->joined->entries);
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the control connection");
     }
-    tdm_status status = prepare(c, parts, err);
+    tdm_status status = client_prepare(c, parts, err);
     free(parts->joined->entries);
     if (status == TDM_OK) {
-        status = tdm__thread_start(&c->reader, read_on, c, err);
+        status = tdm__thread_start(&c->reader, reader_main, c, err);
         c->has_reader = status == TDM_OK;
     }
     if (status == TDM_OK) {
-        status = tdm__thread_start(&c->notifier, tell_on, c, err);
-        c->has_teller = status == TDM_OK;
+        status = tdm__thread_start(&c->notifier, notifier_main, c, err);
+        c->has_notifier = status == TDM_OK;
     }
     if (status != TDM_OK) {
-        end_threads(c);
-        c->facts.tls = NULL; /* stays the caller's */
-        release(c);
+        client_end_threads(c);
+        c->facts.tls = NULL; /* still owned by the caller */
+        client_release(c);
         return status;
     }
     c->hub = parts->hub;
     if (parts->meeting) {
         c->meeting = *parts->meeting;
-        tdm__rendezvous_wipe(&c->meeting); /* for tdm__rendezvous_remove alone */
+        tdm__rendezvous_wipe(&c->meeting); /* only tdm__rendezvous_remove uses it */
         c->has_meeting = true;
     }
     *out = &c->control;

@@ -1,10 +1,28 @@
 /*
- * control_hub.c: the hub's thread: one loop over all connections, none of which can hold it up.
+ * control_hub.c: the hub's thread: one non-blocking loop over all connections.
  *
- * A turn: wait for something to read or write, read what is there frame by frame, do what the time
- * asks for (heartbeats, deadlines), send what was queued, free what is over. Ending: everybody is told,
- * gets what is queued, and closes; who does not within a moment, or was silent before, is left alone: what
- * it was sent lies in its socket, and so does the end.
+ * A turn: wait for input or room for output, read frames, run the timers (heartbeats, deadlines), send what
+ * is queued, free the connections that are over. At the end, the hub sends a BYE to all members and waits a
+ * moment until they close. It does not wait for a member that was silent: the BYE and the end of the
+ * connection stay in that member's socket.
+ *
+ * States of the hub (the rank states are drawn in control_hub_members.c, the connection states in
+ * control_hub_accept.c):
+ *
+ *                all ranks have joined
+ *     joining -------------------------> started
+ *      |    |                               |
+ *      |    | join_s is over, or `doomed`   |
+ *      |    v                               |
+ *      |  gave up (join_until_s infinite,   |
+ *      |    |      JOINs are refused)       |
+ *      |    |                               |
+ *      |    | tdm__hub_destroy              | tdm__hub_destroy
+ *      |    v                               |
+ *      +-> ended <--------------------------+
+ *           |  all connections closed, or END_S is over
+ *           v
+ *         thread exits
  */
 #include "boot/control_hub.h"
 
@@ -21,9 +39,10 @@
 #include <unistd.h>
 
 enum { EVENTS = 64 };
-#define LEAVING_S 2.0 /* for one who leaves to close its side, */
-#define END_S 0.25    /* and for all when the hub ends */
-#define STALL_S 1.0   /* a turn later than this: the hub itself was stopped, not the ranks */
+#define LEAVING_S 2.0 /* wait for a leaving connection to close, */
+#define END_S 0.25    /* and for all connections when the hub ends */
+#define STALL_S                                                                                    \
+    1.0 /* a turn that is later than this means that the hub was stopped, not the ranks */
 
 double tdm__beat_s(int size)
 {
@@ -49,25 +68,26 @@ void tdm__hub_let_go(tdm__hub *hub, tdm__hub_peer *caller)
     hub->dirty = true;
 }
 
-/* A rank that knows the secret, and whose TLS failed: its certificate, in general. */
-static void note_tls(tdm__hub *hub, const tdm__hub_peer *caller)
+/* Logs the failed TLS handshake of a rank that knows the secret; usually its certificate is the reason. */
+static void peer_log_tls(tdm__hub *hub, const tdm__hub_peer *caller)
 {
     const tdm__tls *tls = caller->channel.stream.tls;
     if (!caller->proved || !tls || !*tdm__tls_why(tls)) return;
-    tdm_log(TDM_LOG_WARN, "comm", "no encrypted connection with a rank from %s: %s",
+    tdm_log(TDM_LOG_WARN, "comm", "cannot encrypt the connection with a rank from %s: %s",
             caller->address, tdm__tls_why(tls));
-    snprintf(hub->refused, sizeof(hub->refused), "no encrypted connection with a rank from %s: %s",
-             caller->address, tdm__tls_why(tls));
+    snprintf(hub->refused, sizeof(hub->refused),
+             "cannot encrypt the connection with a rank from %s: %s", caller->address,
+             tdm__tls_why(tls));
 }
 
-/* The connection has ended, or must. */
-static void disconnect(tdm__hub *hub, tdm__hub_peer *caller, const char *how)
+/* Ends a connection that was closed or failed. */
+static void peer_disconnect(tdm__hub *hub, tdm__hub_peer *caller, const char *how)
 {
     if (caller->over) return;
     if (caller->state == TDM__HUB_PEER_MEMBER) {
         tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED, "%s", how);
     } else {
-        note_tls(hub, caller);
+        peer_log_tls(hub, caller);
         tdm__hub_drop(hub, caller);
     }
 }
@@ -78,7 +98,7 @@ void tdm__hub_send_blob(tdm__hub *hub, tdm__hub_peer *caller, tdm__blob *blob)
     if (tdm__channel_put(&caller->channel, blob)) {
         hub->dirty = true;
     } else {
-        disconnect(hub, caller, "rank 0 has no memory for what it should be told");
+        peer_disconnect(hub, caller, "rank 0 has no memory for a message to it");
     }
 }
 
@@ -93,7 +113,7 @@ static const char *state_text(tdm__channel_state state)
 {
     switch (state) {
     case TDM__CHANNEL_END: return "its connection to rank 0 was closed: it exited or was killed";
-    case TDM__CHANNEL_GARBAGE: return "it sent rank 0 something that makes no sense";
+    case TDM__CHANNEL_GARBAGE: return "it sent rank 0 an invalid message";
     case TDM__CHANNEL_ERROR: break;
     case TDM__CHANNEL_OK: break;
     }
@@ -103,7 +123,7 @@ static const char *state_text(tdm__channel_state state)
                               : "its connection to rank 0 broke";
 }
 
-static void hear_frames(tdm__hub *hub, tdm__hub_peer *caller)
+static void peer_handle_frames(tdm__hub *hub, tdm__hub_peer *caller)
 {
     tdm__frame frame;
     while (!caller->over) {
@@ -120,13 +140,13 @@ static void hear_frames(tdm__hub *hub, tdm__hub_peer *caller)
         } else if (got > 0) {
             tdm__hub_member(hub, caller, &frame);
         } else {
-            disconnect(hub, caller, state_text(TDM__CHANNEL_GARBAGE));
+            peer_disconnect(hub, caller, state_text(TDM__CHANNEL_GARBAGE));
         }
     }
 }
 
-/* Something has come from it. */
-static void note_heard(tdm__hub *hub, const tdm__hub_peer *caller, double now_s)
+/* Records that the connection has sent something. */
+static void peer_note_heard(tdm__hub *hub, const tdm__hub_peer *caller, double now_s)
 {
     if (caller->state != TDM__HUB_PEER_MEMBER) return;
     tdm__member *member = &hub->members[caller->rank];
@@ -134,38 +154,38 @@ static void note_heard(tdm__hub *hub, const tdm__hub_peer *caller, double now_s)
     member->heard_s = now_s;
 }
 
-/* Reads once, so that a caller that sends without end does not hold up the others; what is left in a buffer of
- * TLS is read in the next turn. */
-static void hear(tdm__hub *hub, tdm__hub_peer *caller)
+/* Reads once, so that a connection that sends continuously does not delay the others. What remains in a TLS
+ * buffer is read in the next turn. */
+static void peer_read(tdm__hub *hub, tdm__hub_peer *caller)
 {
     size_t before = caller->channel.in_count;
     tdm__channel_state state = tdm__channel_read(&caller->channel);
     int why = errno;
-    if (caller->channel.in_count > before) note_heard(hub, caller, tdm_clock_s());
-    hear_frames(hub, caller);
+    if (caller->channel.in_count > before) peer_note_heard(hub, caller, tdm_clock_s());
+    peer_handle_frames(hub, caller);
     if (caller->state == TDM__HUB_PEER_LEAVING)
         caller->channel.in_first = caller->channel.in_count = 0;
     errno = why;
-    if (state != TDM__CHANNEL_OK) disconnect(hub, caller, state_text(state));
+    if (state != TDM__CHANNEL_OK) peer_disconnect(hub, caller, state_text(state));
     if (caller->channel.has_more && !caller->over) hub->has_input = true;
 }
 
-/* Reads what the last turn left in buffers of TLS, of which epoll says nothing. */
-static void hear_rest(tdm__hub *hub)
+/* Reads what the last turn left in TLS buffers, which epoll does not report. */
+static void hub_read_buffered(tdm__hub *hub)
 {
     for (tdm__hub_peer *at = hub->callers; at; at = at->next)
-        if (!at->over && at->channel.has_more) hear(hub, at);
+        if (!at->over && at->channel.has_more) peer_read(hub, at);
     hub->dirty = true;
 }
 
-/* Sends what is queued; asks to be told when there is more room, or no longer. */
-static void flush(tdm__hub *hub, tdm__hub_peer *caller)
+/* Sends what is queued and updates the epoll registration for writing. */
+static void peer_flush(tdm__hub *hub, tdm__hub_peer *caller)
 {
     tdm__channel_state state = tdm__channel_flush(&caller->channel);
     if (state != TDM__CHANNEL_OK) {
-        /* What it said before may still lie here: a good-bye, for example. */
-        hear(hub, caller);
-        disconnect(hub, caller, state_text(state));
+        /* It may have sent something before, such as a BYE. */
+        peer_read(hub, caller);
+        peer_disconnect(hub, caller, state_text(state));
         return;
     }
     bool waiting = tdm__channel_wants_room(&caller->channel);
@@ -180,8 +200,8 @@ static void flush(tdm__hub *hub, tdm__hub_peer *caller)
     epoll_ctl(hub->epoll_fd, EPOLL_CTL_MOD, caller->channel.stream.fd, &event);
 }
 
-/* Telling the death of one may reveal the death of another, hence the repetition. */
-static void flush_all(tdm__hub *hub)
+/* Repeats, because sending the news of one death may reveal another. Then frees connections that are over. */
+static void hub_flush(tdm__hub *hub)
 {
     while (hub->dirty) {
         hub->dirty = false;
@@ -189,7 +209,7 @@ static void flush_all(tdm__hub *hub)
             if (!at->over &&
                 (tdm__channel_wants_room(&at->channel) != at->writable ||
                  tdm__channel_has_output(&at->channel) || at->state == TDM__HUB_PEER_LEAVING))
-                flush(hub, at);
+                peer_flush(hub, at);
     }
     for (tdm__hub_peer **link = &hub->callers; *link;) {
         tdm__hub_peer *caller = *link;
@@ -198,14 +218,14 @@ static void flush_all(tdm__hub *hub)
             continue;
         }
         *link = caller->next;
-        tdm__channel_release(&caller->channel); /* closing takes it out of the epoll set */
+        tdm__channel_release(&caller->channel); /* closing removes it from the epoll set */
         free(caller);
     }
 }
 
-/* ---- what the time asks for ----------------------------------------------------------------------------- */
+/* ---- timers --------------------------------------------------------------------------------------------- */
 
-static void give_up_joining(tdm__hub *hub)
+static void hub_give_up_joining(tdm__hub *hub)
 {
     tdm_str missing = TDM_STR_INIT;
     tdm__hub_missing(hub, &missing);
@@ -215,7 +235,7 @@ static void give_up_joining(tdm__hub *hub)
     if (hub->doomed)
         tdm_str_add(&text, hub->refused);
     else
-        tdm_str_addf(&text, "%d of %d ranks did not come within %.3g s: %s%s%s",
+        tdm_str_addf(&text, "%d of %d ranks did not join within %.3g s: %s%s%s",
                      hub->facts.size - hub->here_count, hub->facts.size, hub->facts.join_s,
                      tdm_str_text(&missing), hub->refused[0] ? "; " : "", hub->refused);
     memcpy(frame.text, tdm_str_text(&text),
@@ -233,7 +253,7 @@ static void give_up_joining(tdm__hub *hub)
     tdm_str_release(&missing);
 }
 
-static void beat(tdm__hub *hub)
+static void hub_send_pings(tdm__hub *hub)
 {
     tdm__frame frame = {.type = TDM__FRAME_PING};
     if (!hub->started) {
@@ -255,11 +275,11 @@ static void beat(tdm__hub *hub)
     tdm__blob_release(blob);
 }
 
-static void run_timers(tdm__hub *hub, double now_s)
+static void hub_run_timers(tdm__hub *hub, double now_s)
 {
     double late_s = now_s - hub->turn_s;
     hub->turn_s = now_s;
-    if (late_s > STALL_S) /* this process was stopped: nobody else's silence can be judged by it */
+    if (late_s > STALL_S) /* this process was stopped: the ranks were not silent */
         for (int i = 0; i < hub->facts.size; i++) hub->members[i].heard_s += late_s;
     for (tdm__hub_peer *at = hub->callers; at; at = at->next)
         if (at->state != TDM__HUB_PEER_MEMBER && now_s > at->until_s) tdm__hub_drop(hub, at);
@@ -270,14 +290,14 @@ static void run_timers(tdm__hub *hub, double now_s)
     }
     if (hub->ended) return;
     bool waits = !hub->started && !isinf(hub->join_until_s);
-    if (waits && (now_s > hub->join_until_s || hub->doomed)) give_up_joining(hub);
+    if (waits && (now_s > hub->join_until_s || hub->doomed)) hub_give_up_joining(hub);
     if (now_s < hub->beat_at_s) return;
     hub->beat_at_s = now_s + tdm__beat_s(hub->facts.size);
-    beat(hub);
+    hub_send_pings(hub);
     if (hub->started) tdm__hub_listen_for_silence(hub, now_s);
 }
 
-static void say_the_end(tdm__hub *hub)
+static void hub_send_end(tdm__hub *hub)
 {
     hub->ended = true;
     double now_s = tdm_clock_s();
@@ -299,15 +319,15 @@ static void say_the_end(tdm__hub *hub)
     }
 }
 
-/* Whether somebody is waited for at the end. */
-static bool has_company(const tdm__hub *hub)
+/* Whether the end still waits for a connection to close. */
+static bool hub_has_open_peers(const tdm__hub *hub)
 {
     for (const tdm__hub_peer *at = hub->callers; at; at = at->next)
         if (!at->dumb) return true;
     return false;
 }
 
-static int wait_ms(const tdm__hub *hub, double now_s)
+static int hub_wait_ms(const tdm__hub *hub, double now_s)
 {
     if (hub->has_input) return 0;
     double until_s = hub->ended ? hub->end_until_s : hub->beat_at_s;
@@ -316,17 +336,17 @@ static int wait_ms(const tdm__hub *hub, double now_s)
     return left_s > 0 ? (int)(left_s * 1000) + 1 : 0;
 }
 
-static void *run(void *user)
+static void *hub_main(void *user)
 {
     tdm__hub *hub = user;
     hub->turn_s = tdm_clock_s();
     tdm__thread_raise_priority();
-    while (!hub->ended || (has_company(hub) && tdm_clock_s() < hub->end_until_s)) {
+    while (!hub->ended || (hub_has_open_peers(hub) && tdm_clock_s() < hub->end_until_s)) {
         struct epoll_event events[EVENTS];
-        int count = epoll_wait(hub->epoll_fd, events, EVENTS, wait_ms(hub, tdm_clock_s()));
+        int count = epoll_wait(hub->epoll_fd, events, EVENTS, hub_wait_ms(hub, tdm_clock_s()));
         bool has_rest = hub->has_input;
         hub->has_input = false;
-        if (has_rest) hear_rest(hub);
+        if (has_rest) hub_read_buffered(hub);
         for (int i = 0; i < count; i++) {
             void *who = events[i].data.ptr;
             if (who == &hub->wake_fd) {
@@ -335,23 +355,23 @@ static void *run(void *user)
             } else if (who == &hub->listen_fd) {
                 tdm__hub_accept(hub);
             } else if (!((tdm__hub_peer *)who)->over) {
-                if (events[i].events & ~(uint32_t)EPOLLOUT) hear(hub, who);
+                if (events[i].events & ~(uint32_t)EPOLLOUT) peer_read(hub, who);
                 hub->dirty = true;
             }
         }
-        run_timers(hub, tdm_clock_s());
-        if (atomic_load(&hub->ending) && !hub->ended) say_the_end(hub);
-        flush_all(hub);
+        hub_run_timers(hub, tdm_clock_s());
+        if (atomic_load(&hub->ending) && !hub->ended) hub_send_end(hub);
+        hub_flush(hub);
     }
     return NULL;
 }
 
-/* ---- life ------------------------------------------------------------------------------------------------ */
+/* ---- lifetime ------------------------------------------------------------------------------------------- */
 
-static void release(tdm__hub *hub)
+static void hub_release(tdm__hub *hub)
 {
     for (tdm__hub_peer *at = hub->callers; at; at = at->next) at->over = true;
-    flush_all(hub);
+    hub_flush(hub);
     for (int i = 0; hub->members && i < hub->facts.size; i++) free(hub->members[i].block);
     free(hub->members);
     if (hub->listen_fd >= 0) close(hub->listen_fd);
@@ -361,7 +381,7 @@ static void release(tdm__hub *hub)
     free(hub);
 }
 
-static tdm_status prepare(tdm__hub *hub, int inner_fd, tdm_error *err)
+static tdm_status hub_prepare(tdm__hub *hub, int inner_fd, tdm_error *err)
 {
     hub->members = calloc((size_t)hub->facts.size, sizeof(*hub->members));
     hub->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -371,7 +391,8 @@ static tdm_status prepare(tdm__hub *hub, int inner_fd, tdm_error *err)
     if (hub->members && hub->epoll_fd >= 0) inner = tdm__hub_admit(hub, inner_fd, "rank 0 itself");
     if (!inner || hub->wake_fd < 0) {
         if (!inner) close(inner_fd);
-        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot make the hub of rank 0: %s", strerror(errno));
+        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot create the hub of rank 0: %s",
+                        strerror(errno));
     }
     inner->inner = true;
     struct epoll_event wake = {.events = EPOLLIN, .data.ptr = &hub->wake_fd};
@@ -379,7 +400,8 @@ static tdm_status prepare(tdm__hub *hub, int inner_fd, tdm_error *err)
     if (epoll_ctl(hub->epoll_fd, EPOLL_CTL_ADD, hub->wake_fd, &wake) != 0 ||
         (hub->listen_fd >= 0 &&
          epoll_ctl(hub->epoll_fd, EPOLL_CTL_ADD, hub->listen_fd, &door) != 0))
-        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot make the hub of rank 0: %s", strerror(errno));
+        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot create the hub of rank 0: %s",
+                        strerror(errno));
     return TDM_OK;
 }
 
@@ -400,10 +422,10 @@ tdm_status tdm__hub_create(const tdm__hub_options *options, tdm__hub **out, tdm_
     hub->join_until_s = now_s + hub->facts.join_s;
     hub->beat_at_s = now_s;
     memcpy(hub->key, options->key, strnlen(options->key, sizeof(hub->key) - 1));
-    tdm_status status = prepare(hub, options->inner_fd, err);
-    if (status == TDM_OK) status = tdm__thread_start(&hub->thread, run, hub, err);
+    tdm_status status = hub_prepare(hub, options->inner_fd, err);
+    if (status == TDM_OK) status = tdm__thread_start(&hub->thread, hub_main, hub, err);
     if (status != TDM_OK) {
-        release(hub);
+        hub_release(hub);
         return status;
     }
     *out = hub;
@@ -415,8 +437,8 @@ void tdm__hub_destroy(tdm__hub *hub)
     if (!hub) return;
     atomic_store(&hub->ending, true);
     uint64_t one = 1;
-    if (write(hub->wake_fd, &one, sizeof(one)) < 0) { /* full: it is awake */
+    if (write(hub->wake_fd, &one, sizeof(one)) < 0) { /* full: the thread is awake */
     }
     pthread_join(hub->thread, NULL);
-    release(hub);
+    hub_release(hub);
 }

@@ -1,17 +1,17 @@
 /*
- * control_hub.h: the hub's own structures, shared by its three files: control_hub.c (the loop and the
- * connections), hub_door (control_hub_accept.c: who comes in), and control_hub_members.c (what members
- * say, and what they are told).
+ * control_hub.h: structures of the hub, shared by its three files: control_hub.c (the loop and the
+ * connections), control_hub_accept.c (admission of connections) and control_hub_members.c (messages from and
+ * to members).
  *
  * Invariants:
- *  1. One thread touches a hub; others only set `ending` and write to `wake_fd`.
- *  2. A connection is a stranger's until its proof is right and its facts fit; a stranger has a few
- *     seconds and small frames. Strangers, and those who were turned away and are about to close, have
- *     GUESTS_MOST places (and one for each missing rank): of more the oldest goes.
- *  3. A connection that is over is marked `over` and freed at the end of a turn of the loop, never
- *     while events of the turn may still name it.
- *  4. Everything that a rank is told goes through its own connection, in order: the result of an
- *     exchange before the news that somebody left after it.
+ *  1. Only the hub's thread uses a hub; other threads only set `ending` and write to `wake_fd`.
+ *  2. A connection is unproved until its proof is right and its JOIN is accepted; an unproved connection has
+ *     a few seconds and a small frame limit. Unproved and refused connections together have MAX_GUESTS places
+ *     (and one for each missing rank); if there are more, the oldest unproved one is closed.
+ *  3. A connection that has ended is marked `over` and freed at the end of a turn of the loop, because events
+ *     of the turn may still refer to it.
+ *  4. All messages to a rank go through its connection, in order: the result of an exchange comes before the
+ *     news that a rank left after it.
  */
 #ifndef TANDEM_BOOT_CONTROL_HUB_H
 #define TANDEM_BOOT_CONTROL_HUB_H
@@ -23,25 +23,24 @@
 typedef enum tdm__hub_peer_state {
     TDM__HUB_PEER_UNPROVED = 0,
     TDM__HUB_PEER_MEMBER,
-    TDM__HUB_PEER_LEAVING /* gets what is queued, then the end; what it says is not heard */
+    TDM__HUB_PEER_LEAVING /* gets what is queued, then is closed; its input is ignored */
 } tdm__hub_peer_state;
 
-/* A connection. */
+/* A connection. Its states are drawn in control_hub_accept.c. */
 typedef struct tdm__hub_peer {
     tdm__channel channel;
     tdm__hub_peer_state state;
-    bool inner; /* rank 0's own */
-    bool
-        is_guest; /* it has not become a member: at most GUESTS_MOST (and the missing ranks) have a place */
-    bool shut;      /* our side has said all */
+    bool inner;     /* of rank 0 */
+    bool is_guest;  /* it has not become a member: see MAX_GUESTS */
+    bool shut;      /* the hub has sent everything and shut its side down */
     bool over;      /* to be freed */
-    bool dumb;      /* at the end: it was silent, and its answer is not waited for */
-    bool writable;  /* we asked to be told when it can be written to */
+    bool dumb;      /* at the end: it was silent, so the hub does not wait for its answer */
+    bool writable;  /* registered with epoll for writing */
     int rank;       /* of a member */
-    double until_s; /* of strangers and leaving ones */
+    double until_s; /* deadline of an unproved or leaving connection */
     uint8_t nonce[TDM__WIRE_NONCE];
     tdm__protection protection;
-    bool proved; /* it knows the secret */
+    bool proved; /* it has proved that it knows the secret */
     char address[96];
     struct tdm__hub_peer *next;
 } tdm__hub_peer;
@@ -53,21 +52,21 @@ typedef enum tdm__member_state {
     TDM__MEMBER_LOST
 } tdm__member_state;
 
-/* A rank. */
+/* A rank. Its states are drawn in control_hub_members.c. */
 typedef struct tdm__member {
     tdm__member_state state;
     tdm__hub_peer *caller; /* HERE */
     uint64_t pid;
-    tdm_process_watch process; /* of a rank of this host; begun at its first long silence */
+    tdm_process_watch process; /* of a rank on this host; set at its first long silence */
     uint8_t host[TDM_SHA256_BYTES];
     char host_name[64];
-    bool came_and_went;        /* before the world began */
-    double heard_s;            /* when anything came from it */
+    bool came_and_went;        /* it joined and ended before the world started */
+    double heard_s;            /* when it last sent anything */
     double longest_s;          /* the longest silence so far */
     char text[TDM__WIRE_TEXT]; /* its last heartbeat */
-    char end[200];             /* LOST: how */
-    int waits_for;             /* the first rank that it asked about last; -1: it has not asked */
-    uint8_t *block;            /* its bytes in the exchange that is going on */
+    char end[200];             /* LOST: how that was noticed */
+    int waits_for;             /* first rank of its last question; -1: it has not asked */
+    uint8_t *block;            /* its bytes in the current exchange */
     size_t block_bytes;
     bool has_block;
 } tdm__member;
@@ -76,27 +75,27 @@ struct tdm__hub {
     tdm__facts facts;
     char key[TDM__MAX_KEY];
     uint32_t world;
-    uint8_t nonce[TDM__WIRE_NONCE]; /* that the world's key is derived from */
+    uint8_t nonce[TDM__WIRE_NONCE]; /* the key of the world is derived from it */
     int listen_fd, wake_fd, epoll_fd;
     pthread_t thread;
     atomic_bool ending;
 
-    bool started; /* all have come */
-    bool doomed;  /* not all will come: `refused` says why */
-    bool ended;   /* the end has been said */
+    bool started; /* all ranks have joined */
+    bool doomed;  /* not all ranks will join; reason in `refused` */
+    bool ended;   /* the BYE is queued for all members */
     double join_until_s, end_until_s, beat_at_s, turn_s;
-    double listen_again_s; /* when to accept again after the door was closed; 0: now */
+    double listen_again_s; /* when to accept connections again after a pause; 0: no pause */
     tdm__member *members;  /* by rank */
     int here_count;
     tdm__hub_peer *callers;
     int guest_count;
-    int door_count; /* connections that came since door_until_s - PAUSE_S */
+    int door_count; /* connections accepted since door_until_s - PAUSE_S */
     double door_until_s;
-    bool dirty;     /* something is queued, or somebody is over */
-    bool has_input; /* in a buffer of TLS: see tdm__channel.has_more */
+    bool dirty;     /* output is queued, or a connection is over */
+    bool has_input; /* in a TLS buffer: see tdm__channel.has_more */
     bool told_of_garbage;
     int told_of_refused;
-    char refused[256]; /* the last one that was not let in, and why; empty: none */
+    char refused[256]; /* the last refused connection and the reason; empty: none */
     uint32_t exchange_number;
     int block_count;
 };
@@ -104,29 +103,29 @@ struct tdm__hub {
 /* control_hub.c */
 void tdm__hub_send(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame);
 void tdm__hub_send_blob(tdm__hub *hub, tdm__hub_peer *caller, tdm__blob *blob);
-/* Lets it have what is queued for it, and then the end. */
+/* Sends what is queued for the connection, then closes it. */
 void tdm__hub_let_go(tdm__hub *hub, tdm__hub_peer *caller);
 void tdm__hub_drop(tdm__hub *hub, tdm__hub_peer *caller);
 
 /* control_hub_accept.c */
 void tdm__hub_accept(tdm__hub *hub);
-/* Says hello to a connection (fd is taken); NULL when that cannot be. */
+/* Adds a connection and sends HELLO. Takes `fd` on success; NULL: out of memory or a system error. */
 tdm__hub_peer *tdm__hub_admit(tdm__hub *hub, int fd, const char *address);
-/* What a stranger said; `garbage` when it was no frame. */
+/* Handles a frame of an unproved connection; tdm__hub_garbage handles input that is not a valid frame. */
 void tdm__hub_serve_unproved(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame);
 void tdm__hub_garbage(tdm__hub *hub, tdm__hub_peer *caller);
-/* "rank 2 and rank 5" have not come. */
+/* Appends "rank 2 is missing, rank 5 is missing". */
 void tdm__hub_missing(const tdm__hub *hub, tdm_str *out);
 void tdm__hub_start(tdm__hub *hub);
 
 /* control_hub_members.c */
 void tdm__hub_member(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame);
-/* A member is dead: tells all others. */
+/* Marks a member as lost and tells all others. */
 void tdm__hub_lost(tdm__hub *hub, int rank, tdm_peer_sign sign, const char *fmt, ...)
     TDM_PRINTF(4, 5);
-/* Whether heartbeats of a member have not come: it may be stopped. */
+/* Whether heartbeats of a member are overdue: it may be stopped. */
 bool tdm__hub_is_silent(const tdm__hub *hub, int rank, double now_s);
-/* Looks for members that have been silent for too long. */
+/* Declares members lost that have been silent for too long. */
 void tdm__hub_listen_for_silence(tdm__hub *hub, double now_s);
 
 #endif

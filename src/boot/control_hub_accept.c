@@ -1,10 +1,26 @@
 /*
- * control_hub_accept.c: the hub's door: who comes in, who is turned away, and why.
+ * control_hub_accept.c: admission of connections to the hub.
  *
- * Everybody who connects is told hello, and has a few seconds to answer. Who cannot prove to know the
- * secret learns nothing but that; whose facts do not fit learns which, with both values, and so does
- * the log here. What is no rank at all is closed, and mentioned once. When there are too many at the
- * door, the one who has stood there longest goes: real ranks answer at once and come again.
+ * The hub sends HELLO to each connection, which has a few seconds to prove that it knows the secret and to
+ * JOIN. A connection with a wrong proof learns only that. A rank whose facts differ (version, job, epoch and
+ * so on) learns which, with both values; the hub logs it as well. A connection that does not speak the
+ * protocol is closed; that is logged once. If too many connections are unproved, the oldest one is closed:
+ * real ranks answer at once and try again.
+ *
+ * States of a connection (tdm__hub_peer):
+ *
+ *     UNPROVED ---- PROVE is right ----> UNPROVED, proved ---- JOIN accepted ----> MEMBER
+ *        |  |                              |      |                                 |  |
+ *        |  |  refused                     |      |  refused                        |  |
+ *        |  +-------------> LEAVING <------|------+                                 |  |
+ *        |                    |   ^        |        BYE, or the hub ends            |  |
+ *        |                    |   +--------|----------------------------------------+  |
+ *        | invalid frame,     |            | invalid frame,        lost: connection    |
+ *        | STRANGER_S over,   | closed, or | STRANGER_S over,      closed, invalid     |
+ *        | place needed,      | LEAVING_S  | closed                frame or silence    |
+ *        | closed             | over       |                                           |
+ *        v                    v            v                                           v
+ *     over: freed at the end of the turn <---------------------------------------------+
  */
 #include "boot/control_hub.h"
 #include "net/socket.h"
@@ -25,9 +41,9 @@ enum {
     MAX_PROTOCOL = 1000
 };
 #define STRANGER_S 5.0
-#define PAUSE_S 0.25 /* of the door, after ACCEPT_STARTED who came when nobody is missing */
-#define PROTOCOL_TEXT                                                                               \
-    "it speaks protocol %u of the control connection, rank 0 protocol %d: run the same version of " \
+#define PAUSE_S 0.25 /* in accepting, after ACCEPT_STARTED connections when no rank is missing */
+#define PROTOCOL_TEXT                                                                              \
+    "it uses protocol %u of the control connection, rank 0 protocol %d: run the same version of "  \
     "tandem everywhere"
 
 tdm__hub_peer *tdm__hub_admit(tdm__hub *hub, int fd, const char *address)
@@ -54,11 +70,11 @@ tdm__hub_peer *tdm__hub_admit(tdm__hub *hub, int fd, const char *address)
     return caller;
 }
 
-static void make_place(tdm__hub *hub)
+static void hub_make_place(tdm__hub *hub)
 {
     int max = MAX_GUESTS + (hub->started ? 0 : hub->facts.size - hub->here_count);
     if (hub->guest_count < max) return;
-    tdm__hub_peer *oldest = NULL; /* new ones are put first */
+    tdm__hub_peer *oldest = NULL; /* new connections are at the head of the list */
     for (tdm__hub_peer *at = hub->callers; at; at = at->next)
         if (at->is_guest && !at->over && !at->inner && !at->proved) oldest = at;
     if (oldest) tdm__hub_drop(hub, oldest);
@@ -66,11 +82,11 @@ static void make_place(tdm__hub *hub)
 
 /* Refuses a connection. TDM_ERR_PEER_MISMATCH, after its proof: the rank does not fit, and another attempt
  * would not help. */
-static void turn_away(tdm__hub *hub, tdm__hub_peer *caller, tdm_status status, const char *why)
+static void peer_refuse(tdm__hub *hub, tdm__hub_peer *caller, tdm_status status, const char *why)
 {
     if (hub->told_of_refused < MAX_MENTIONED)
         tdm_log(TDM_LOG_WARN, "comm", "turned away a rank from %s: %s%s", caller->address, why,
-                ++hub->told_of_refused < MAX_MENTIONED ? "" : "; more will not be mentioned");
+                ++hub->told_of_refused < MAX_MENTIONED ? "" : "; further ones are not logged");
     snprintf(hub->refused, sizeof(hub->refused), "a rank from %s was turned away: %s",
              caller->address, why);
     tdm__frame frame = {.type = TDM__FRAME_REFUSED, .status = (uint32_t)status};
@@ -79,8 +95,8 @@ static void turn_away(tdm__hub *hub, tdm__hub_peer *caller, tdm_status status, c
     tdm__hub_let_go(hub, caller);
 }
 
-/* Takes no more connections for a while. */
-static void close_door(tdm__hub *hub, double pause_s)
+/* Stops accepting connections for a while. */
+static void hub_pause_accepting(tdm__hub *hub, double pause_s)
 {
     epoll_ctl(hub->epoll_fd, EPOLL_CTL_DEL, hub->listen_fd, NULL);
     hub->listen_again_s = tdm_clock_s() + pause_s;
@@ -88,8 +104,8 @@ static void close_door(tdm__hub *hub, double pause_s)
 
 void tdm__hub_accept(tdm__hub *hub)
 {
-    /* When all ranks are here, nobody else has a reason to come: a flood is answered slowly, and waits in
-     * the kernel at its own cost. */
+    /* When all ranks have joined, no further connection is expected: a flood of them is accepted slowly and
+     * waits in the kernel. */
     if (hub->started && tdm_clock_s() > hub->door_until_s) {
         hub->door_until_s = tdm_clock_s() + PAUSE_S;
         hub->door_count = 0;
@@ -99,29 +115,29 @@ void tdm__hub_accept(tdm__hub *hub)
         int fd = tdm__socket_accept(hub->listen_fd, address, sizeof(address));
         if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
             snprintf(hub->refused, sizeof(hub->refused),
-                     "rank 0 cannot take one more connection: %s; `ulimit -n` shows the limit on "
+                     "rank 0 cannot accept another connection: %s; `ulimit -n` shows the limit on "
                      "open files",
                      strerror(errno));
             tdm_log(TDM_LOG_WARN, "comm", "%s", hub->refused);
-            close_door(hub, 0.5);
+            hub_pause_accepting(hub, 0.5);
             return;
         }
-        if (fd < 0) return; /* nobody more, or gone again */
+        if (fd < 0) return; /* no more connections, or already closed */
         if (hub->started && ++hub->door_count >= ACCEPT_STARTED) {
-            close_door(hub, PAUSE_S);
+            hub_pause_accepting(hub, PAUSE_S);
             i = MAX_ACCEPT;
         }
-        make_place(hub);
+        hub_make_place(hub);
         bool same_user = tdm__socket_same_user(fd);
         tdm__hub_peer *caller = tdm__hub_admit(hub, fd, address);
         if (!caller)
             close(fd);
         else if (!same_user)
-            turn_away(hub, caller, TDM_ERR_PEER_REFUSED, "it belongs to another user");
+            peer_refuse(hub, caller, TDM_ERR_PEER_REFUSED, "it belongs to another user");
     }
 }
 
-/* ---- judging ----------------------------------------------------------------------------------------- */
+/* ---- checks ------------------------------------------------------------------------------------------ */
 
 void tdm__hub_missing(const tdm__hub *hub, tdm_str *out)
 {
@@ -131,8 +147,9 @@ void tdm__hub_missing(const tdm__hub *hub, tdm_str *out)
         if (hub->members[i].state == TDM__MEMBER_HERE) continue;
         if (missing++ >= MAX_NAMED) continue;
         tdm_str_addf(out, "%srank %d is missing%s", missing > 1 ? ", " : "", i,
-                     hub->members[i].came_and_went ? " (it came, and ended before all were there)"
-                                                   : "");
+                     hub->members[i].came_and_went
+                         ? " (it joined, and ended before all ranks had joined)"
+                         : "");
     }
     if (missing > MAX_NAMED) tdm_str_addf(out, " and %d more", missing - MAX_NAMED);
 }
@@ -145,20 +162,20 @@ void tdm__hub_garbage(tdm__hub *hub, tdm__hub_peer *caller)
         protocol != TDM__WIRE_PROTOCOL && protocol < MAX_PROTOCOL) {
         char why[160];
         snprintf(why, sizeof(why), PROTOCOL_TEXT, protocol, TDM__WIRE_PROTOCOL);
-        turn_away(hub, caller, TDM_ERR_PEER_REFUSED, why);
+        peer_refuse(hub, caller, TDM_ERR_PEER_REFUSED, why);
         return;
     }
     if (!hub->told_of_garbage)
         tdm_log(TDM_LOG_WARN, "comm",
-                "something that is no rank of tandem connected from %s, and was closed; more of "
-                "that will not be mentioned",
+                "closed a connection from %s: it is not a rank of tandem; further ones are not "
+                "logged",
                 caller->address);
     hub->told_of_garbage = true;
     tdm__hub_drop(hub, caller);
 }
 
-/* True when this rank does not fit this world; `out` gets the reason. */
-static bool is_misfit(const tdm__hub *hub, const tdm__frame *join, char *out, size_t bytes)
+/* Whether this rank can never join this world; `out` gets the reason. */
+static bool join_is_mismatch(const tdm__hub *hub, const tdm__frame *join, char *out, size_t bytes)
 {
     const tdm__facts *facts = &hub->facts;
     unsigned rank = join->rank;
@@ -168,31 +185,31 @@ static bool is_misfit(const tdm__hub *hub, const tdm__frame *join, char *out, si
         snprintf(out, bytes, "rank %u runs tandem %s, rank 0 runs %s", rank, join->version,
                  TDM_VERSION);
     else if (strcmp(join->job, facts->job) != 0)
-        snprintf(out, bytes, "rank %u came for job \"%.128s\", rank 0 for job \"%.128s\"", rank,
+        snprintf(out, bytes, "rank %u has job \"%.128s\", rank 0 has job \"%.128s\"", rank,
                  join->job, facts->job);
     else
         return false;
     return true;
 }
 
-/* True when this rank fits, but has no place in this world now; `out` gets the reason. */
-static bool has_no_place(const tdm__hub *hub, const tdm__hub_peer *caller, const tdm__frame *join,
-                         char *out, size_t bytes)
+/* Whether this rank cannot join this world now, but perhaps later; `out` gets the reason. */
+static bool join_has_no_place(const tdm__hub *hub, const tdm__hub_peer *caller,
+                              const tdm__frame *join, char *out, size_t bytes)
 {
     const tdm__facts *facts = &hub->facts;
     unsigned rank = join->rank;
     if (join->size != (uint32_t)facts->size)
-        snprintf(out, bytes, "rank %u came for a world of %u ranks, rank 0 for one of %d", rank,
+        snprintf(out, bytes, "rank %u expects a world of %u ranks, rank 0 one of %d", rank,
                  join->size, facts->size);
     else if (join->epoch != facts->epoch)
-        snprintf(out, bytes, "rank %u came for epoch %u, rank 0 for epoch %u", rank, join->epoch,
+        snprintf(out, bytes, "rank %u is in epoch %u, rank 0 in epoch %u", rank, join->epoch,
                  facts->epoch);
     else if (rank >= (uint32_t)facts->size)
-        snprintf(out, bytes, "there is no rank %u in a world of %d", rank, facts->size);
+        snprintf(out, bytes, "rank %u exceeds a world of %d ranks", rank, facts->size);
     else if (isinf(hub->join_until_s))
-        snprintf(out, bytes, "rank %u came after rank 0 had given up waiting", rank);
+        snprintf(out, bytes, "rank %u connected after rank 0 had stopped waiting", rank);
     else if (hub->members[rank].state != TDM__MEMBER_ABSENT || (rank == 0) != caller->inner)
-        snprintf(out, bytes, "rank %u is there already: process %llu on %s", rank,
+        snprintf(out, bytes, "rank %u has already joined: process %llu on %s", rank,
                  (unsigned long long)(rank == 0 ? (uint64_t)getpid() : hub->members[rank].pid),
                  rank == 0 ? facts->host_name : hub->members[rank].host_name);
     else
@@ -200,8 +217,8 @@ static bool has_no_place(const tdm__hub *hub, const tdm__hub_peer *caller, const
     return true;
 }
 
-/* What a connection says first: it knows the secret, or it is turned away. */
-static void hear_proof(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *prove)
+/* Checks the first frame of a connection: the proof that it knows the secret. Refuses it otherwise. */
+static void peer_check_proof(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *prove)
 {
     char why[200] = "rank 0 has no memory left";
     uint8_t proof[TDM_SHA256_BYTES];
@@ -222,13 +239,13 @@ static void hear_proof(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *p
         is_right = tdm__prove(TDM__PROVER_HUB, hub->key, prove, caller->nonce, accept.mac) ==
                    TDM_OK;
     if (!is_right) {
-        turn_away(hub, caller, TDM_ERR_PEER_REFUSED, why);
+        peer_refuse(hub, caller, TDM_ERR_PEER_REFUSED, why);
         return;
     }
     caller->proved = true;
     caller->channel.limit = TDM__MAX_WIRE_JOIN;
     tdm__hub_send(hub, caller, &accept);
-    /* The answer goes as it is; what follows it is encrypted. */
+    /* ACCEPT is sent unencrypted; everything after it is encrypted. */
     if (caller->over || tdm__channel_flush(&caller->channel) != TDM__CHANNEL_OK ||
         tdm__channel_has_output(&caller->channel) ||
         tdm__channel_secure(&caller->channel, &hub->facts, hub->key, prove, caller->nonce, true,
@@ -236,9 +253,9 @@ static void hear_proof(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *p
         tdm__hub_drop(hub, caller);
 }
 
-/* With certificates: a rank's must name its host, or the address that it comes from. */
-static bool is_misnamed(const tdm__hub_peer *caller, const tdm__frame *join, char *out,
-                        size_t bytes)
+/* With certificates: whether that of the rank names neither its host nor its address. */
+static bool peer_is_misnamed(const tdm__hub_peer *caller, const tdm__frame *join, char *out,
+                             size_t bytes)
 {
     const tdm__tls *tls = caller->channel.stream.tls;
     char address[96], subject[160];
@@ -257,7 +274,7 @@ static bool is_misnamed(const tdm__hub_peer *caller, const tdm__frame *join, cha
 void tdm__hub_serve_unproved(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame)
 {
     if (!caller->proved && frame->type == TDM__FRAME_PROVE) {
-        hear_proof(hub, caller, frame);
+        peer_check_proof(hub, caller, frame);
         return;
     }
     if (!caller->proved || frame->type != TDM__FRAME_JOIN) {
@@ -265,10 +282,10 @@ void tdm__hub_serve_unproved(tdm__hub *hub, tdm__hub_peer *caller, const tdm__fr
         return;
     }
     char why[512];
-    bool is_final = is_misfit(hub, frame, why, sizeof(why)) ||
-                    is_misnamed(caller, frame, why, sizeof(why));
-    if (is_final || has_no_place(hub, caller, frame, why, sizeof(why))) {
-        turn_away(hub, caller, is_final ? TDM_ERR_PEER_MISMATCH : TDM_ERR_PEER_REFUSED, why);
+    bool is_final = join_is_mismatch(hub, frame, why, sizeof(why)) ||
+                    peer_is_misnamed(caller, frame, why, sizeof(why));
+    if (is_final || join_has_no_place(hub, caller, frame, why, sizeof(why))) {
+        peer_refuse(hub, caller, is_final ? TDM_ERR_PEER_MISMATCH : TDM_ERR_PEER_REFUSED, why);
         return;
     }
     tdm__frame welcome = {.type = TDM__FRAME_WELCOME, .world = hub->world};
@@ -291,7 +308,7 @@ void tdm__hub_serve_unproved(tdm__hub *hub, tdm__hub_peer *caller, const tdm__fr
     if (hub->here_count == hub->facts.size) tdm__hub_start(hub);
 }
 
-/* ---- all have come ------------------------------------------------------------------------------------ */
+/* ---- start of the world ------------------------------------------------------------------------------- */
 
 void tdm__hub_start(tdm__hub *hub)
 {

@@ -1,9 +1,24 @@
 /*
- * control_hub_members.c: what members of the world say to the hub, and what it tells them.
+ * control_hub_members.c: messages from members of the world to the hub, and from the hub to members.
  *
- * Heartbeats are kept, the last of each. Blocks of an exchange are collected; with the last one the
- * whole goes to everybody, as one blob. A broken group, a good-bye and a death go to all others. A
- * member that says what a member does not say is taken for broken, and lost.
+ * The hub keeps the last heartbeat of each member. It collects the blocks of an exchange; with the last
+ * block it sends the whole to all members, as one blob. It forwards a broken group, a BYE and a death to all
+ * other members. A member that sends an invalid message is treated as lost.
+ *
+ * States of a rank (tdm__member_state):
+ *
+ *              JOIN accepted
+ *     ABSENT ----------------> HERE --------------------------------------> LOST
+ *        ^                      | |   after the start: connection closed,
+ *        |                      | |   invalid message or too long a silence;
+ *        |                      | |   or the hub gave up joining
+ *        +----------------------+ |
+ *         before the start:       | after the start: BYE;
+ *         connection closed,      | or the hub ends
+ *         or BYE                  v
+ *                                LEFT
+ *
+ * LOST and LEFT are final: there is no second world on the same hub.
  */
 #include "boot/control_hub.h"
 
@@ -11,17 +26,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PATIENCE 4.0 /* a silence this many times the longest so far is too long */
-#define SILENT_BEATS                                                                               \
-    1.3 /* as many times the time between heartbeats without one: a rank is silent */
+#define PATIENCE 4.0     /* a silence this many times the longest so far is too long */
+#define SILENT_BEATS 1.3 /* a rank is silent after this number of heartbeat intervals */
 enum {
-    MAX_SILENT = 4, /* of these are told of */
-    MAX_CHAIN = 8   /* and of those for whom somebody waits who is waited for */
+    MAX_SILENT = 4, /* silent ranks in a report */
+    MAX_CHAIN = 8   /* length of a chain of waiting ranks in a report */
 };
 
 /* ---- news ----------------------------------------------------------------------------------------------- */
 
-static void tell_others(tdm__hub *hub, const tdm__frame *frame)
+static void hub_tell_others(tdm__hub *hub, const tdm__frame *frame)
 {
     tdm__blob *blob = tdm__blob_frame(frame);
     for (int i = 0; i < hub->facts.size; i++) {
@@ -32,31 +46,31 @@ static void tell_others(tdm__hub *hub, const tdm__frame *frame)
     tdm__blob_release(blob);
 }
 
-/* Before all had come. It may come again; but who can be told to give up is of an epoch, and in that it
- * does not. */
-static void went_early(tdm__hub *hub, int rank, const char *how)
+/* A member ended before the world started. It may join again; but with a cancellation the world belongs to an
+ * epoch, in which the rank does not join again. */
+static void member_ended_early(tdm__hub *hub, int rank, const char *how)
 {
     tdm__member *member = &hub->members[rank];
     hub->here_count--;
     if (hub->facts.cancellation.is_over && !hub->doomed) {
         hub->doomed = true;
         snprintf(hub->refused, sizeof(hub->refused),
-                 "rank %d (%s, process %llu) ended before all ranks had come: %.120s", rank,
+                 "rank %d (%s, process %llu) ended before all ranks had joined: %.120s", rank,
                  member->host_name, (unsigned long long)member->pid, how);
     }
     *member = (tdm__member){.came_and_went = true, .waits_for = -1};
 }
 
-/* Since it was heard of last. */
+/* Time since the member last sent anything. */
 static uint32_t silence_ms(const tdm__member *member)
 {
     double silence_s = tdm_clock_s() - member->heard_s;
     return silence_s > 0 && silence_s < 1e6 ? (uint32_t)(silence_s * 1e3) : 0;
 }
 
-/* One that is given up for its silence may only have been stopped: its connection's end shall not look to
- * it like the end of this process. */
-static void tell_given_up(tdm__member *member, int rank)
+/* A member that is lost because of its silence may only have been stopped. This message tells it why its
+ * connection ends, so that it does not take rank 0 for dead. */
+static void member_tell_lost(tdm__member *member, int rank)
 {
     tdm__frame news = {.type = TDM__FRAME_NEWS,
                        .kind = TDM__NEWS_LOST,
@@ -76,13 +90,13 @@ void tdm__hub_lost(tdm__hub *hub, int rank, tdm_peer_sign sign, const char *fmt,
     va_start(args, fmt);
     vsnprintf(member->end, sizeof(member->end), fmt, args);
     va_end(args);
-    if (sign == TDM_SIGN_SILENCE) tell_given_up(member, rank);
+    if (sign == TDM_SIGN_SILENCE) member_tell_lost(member, rank);
     tdm__hub_drop(hub, member->caller);
     member->caller = NULL;
     if (!hub->started) {
-        tdm_log(TDM_LOG_WARN, "comm", "rank %d (%s, process %llu) came, and went again: %s", rank,
-                member->host_name, (unsigned long long)member->pid, member->end);
-        went_early(hub, rank, member->end);
+        tdm_log(TDM_LOG_WARN, "comm", "rank %d (%s, process %llu) disconnected while joining: %s",
+                rank, member->host_name, (unsigned long long)member->pid, member->end);
+        member_ended_early(hub, rank, member->end);
         return;
     }
     member->state = TDM__MEMBER_LOST;
@@ -94,10 +108,10 @@ void tdm__hub_lost(tdm__hub *hub, int rank, tdm_peer_sign sign, const char *fmt,
                        .number = silence_ms(member)};
     snprintf(news.text, sizeof(news.text), "%s", member->end);
     snprintf(news.what, sizeof(news.what), "%.*s", (int)sizeof(news.what) - 1, member->text);
-    tell_others(hub, &news);
+    hub_tell_others(hub, &news);
 }
 
-static void left(tdm__hub *hub, tdm__hub_peer *caller)
+static void member_left(tdm__hub *hub, tdm__hub_peer *caller)
 {
     int rank = caller->rank;
     tdm__member *member = &hub->members[rank];
@@ -105,14 +119,14 @@ static void left(tdm__hub *hub, tdm__hub_peer *caller)
     member->caller = NULL;
     tdm__hub_let_go(hub, caller);
     if (!hub->started) {
-        went_early(hub, rank, "it has left");
+        member_ended_early(hub, rank, "it has left");
         return;
     }
     tdm__frame news = {.type = TDM__FRAME_NEWS,
                        .kind = TDM__NEWS_LEFT,
                        .rank = (uint32_t)rank,
                        .status = TDM_ERR_PEER_LEFT};
-    tell_others(hub, &news);
+    hub_tell_others(hub, &news);
 }
 
 bool tdm__hub_is_silent(const tdm__hub *hub, int rank, double now_s)
@@ -120,8 +134,8 @@ bool tdm__hub_is_silent(const tdm__hub *hub, int rank, double now_s)
     return now_s - hub->members[rank].heard_s >= SILENT_BEATS * tdm__beat_s(hub->facts.size);
 }
 
-/* Of a rank of this host the kernel says whether it makes progress. */
-static bool is_only_slow(const tdm__hub *hub, tdm__member *member, double now_s)
+/* Whether a silent rank on this host makes progress, according to the kernel. */
+static bool member_is_slow(const tdm__hub *hub, tdm__member *member, double now_s)
 {
     if (memcmp(member->host, hub->facts.host, sizeof(member->host)) != 0) return false;
     return tdm__silence_is_slowness(&member->process, member->pid, now_s - member->heard_s,
@@ -138,16 +152,16 @@ void tdm__hub_listen_for_silence(tdm__hub *hub, double now_s)
         double max_s = PATIENCE * member->longest_s;
         if (max_s > 10 * min_s) max_s = 10 * min_s;
         if (max_s < min_s) max_s = min_s;
-        if (now_s - member->heard_s > max_s && !is_only_slow(hub, member, now_s))
-            tdm__hub_lost(hub, i, TDM_SIGN_SILENCE, "it was not heard of for %.1f s",
+        if (now_s - member->heard_s > max_s && !member_is_slow(hub, member, now_s))
+            tdm__hub_lost(hub, i, TDM_SIGN_SILENCE, "no heartbeat for %.1f s",
                           now_s - member->heard_s);
     }
 }
 
 /* ---- exchanges ------------------------------------------------------------------------------------------ */
 
-/* Sends everybody's blocks to everybody; without blocks when they are too many bytes. */
-static void finish_exchange(tdm__hub *hub)
+/* Sends all blocks to all members; no blocks if they are too large. */
+static void exchange_finish(tdm__hub *hub)
 {
     int size = hub->facts.size;
     uint64_t total = 0;
@@ -178,23 +192,23 @@ static void finish_exchange(tdm__hub *hub)
     tdm__blob_release(blob);
 }
 
-static void add_block(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame)
+static void exchange_add_block(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame)
 {
     tdm__member *member = &hub->members[caller->rank];
     if (frame->number != hub->exchange_number || member->has_block || !hub->started) {
-        tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED, "it sent rank 0 an exchange out of turn");
+        tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED, "it sent rank 0 an unexpected exchange");
         return;
     }
     member->block = malloc(frame->byte_count > 0 ? frame->byte_count : 1);
     if (!member->block) {
         tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED,
-                      "rank 0 has no memory for what it exchanges");
+                      "rank 0 has no memory for its part of an exchange");
         return;
     }
     if (frame->byte_count > 0) memcpy(member->block, frame->bytes, frame->byte_count);
     member->block_bytes = frame->byte_count;
     member->has_block = true;
-    if (++hub->block_count == hub->facts.size) finish_exchange(hub);
+    if (++hub->block_count == hub->facts.size) exchange_finish(hub);
 }
 
 /* ---- questions ------------------------------------------------------------------------------------------ */
@@ -206,10 +220,10 @@ static void report_one(const tdm__hub *hub, int rank, double now_s, tdm_str *out
                  (unsigned long long)member->pid);
     if (member->state == TDM__MEMBER_LOST) {
         tdm_str_addf(out, "lost: %s; before: %s", member->end,
-                     *member->text ? member->text : "nothing known");
+                     *member->text ? member->text : "unknown");
         return;
     }
-    tdm_str_add(out, *member->text ? member->text : "nothing known yet");
+    tdm_str_add(out, *member->text ? member->text : "unknown yet");
     if (member->state == TDM__MEMBER_LEFT)
         tdm_str_add(out, ", has left");
     else if (rank == 0)
@@ -218,7 +232,7 @@ static void report_one(const tdm__hub *hub, int rank, double now_s, tdm_str *out
         tdm_str_addf(out, ", last heard %.1f s ago", now_s - member->heard_s);
 }
 
-/* Adds what is known of a rank; false: there is no room. */
+/* Appends what is known of a rank; false: the text is full. */
 static bool report_add(const tdm__hub *hub, int rank, double now_s, tdm_str *out)
 {
     tdm_str one = TDM_STR_INIT;
@@ -229,15 +243,15 @@ static bool report_add(const tdm__hub *hub, int rank, double now_s, tdm_str *out
     return fits;
 }
 
-static bool is_asked(const tdm__frame *ask, int rank)
+static bool question_has_rank(const tdm__frame *ask, int rank)
 {
     for (uint32_t i = 0; i < ask->count; i++)
         if (tdm__wire_u32(ask->bytes + 4 * (size_t)i) == (uint32_t)rank) return true;
     return false;
 }
 
-/* Whoever asks may wait for ranks that are well and wait themselves, for one that is silent: the longest
- * silence comes first. */
+/* Reports silent ranks, the longest silence first: the ranks of the question may themselves wait for a silent
+ * one. */
 static void report_silent(const tdm__hub *hub, const tdm__frame *ask, double now_s, tdm_str *out)
 {
     int told[MAX_SILENT];
@@ -246,7 +260,7 @@ static void report_silent(const tdm__hub *hub, const tdm__frame *ask, double now
         for (int i = 1; i < hub->facts.size; i++) {
             const tdm__member *member = &hub->members[i];
             if (member->state != TDM__MEMBER_HERE || !tdm__hub_is_silent(hub, i, now_s)) continue;
-            bool known = is_asked(ask, i);
+            bool known = question_has_rank(ask, i);
             for (int k = 0; k < count && !known; k++) known = told[k] == i;
             if (!known && (max < 0 || member->heard_s < hub->members[max].heard_s)) max = i;
         }
@@ -255,7 +269,7 @@ static void report_silent(const tdm__hub *hub, const tdm__frame *ask, double now
     }
 }
 
-/* Those who are asked for may have asked, too: for whom do they wait? And so on. */
+/* Reports which rank the first rank of the question waits for, which one that rank waits for, and so on. */
 static void report_chain(const tdm__hub *hub, const tdm__frame *ask, double now_s, tdm_str *out)
 {
     if (ask->count == 0) return;
@@ -265,7 +279,7 @@ static void report_chain(const tdm__hub *hub, const tdm__frame *ask, double now_
     for (int i = 0; i < MAX_CHAIN && at >= 0 && at != (int)first; i++) {
         if (out->length + 60 > TDM__WIRE_TEXT) return;
         tdm_str_addf(out, "; rank %d waits for rank %d", before, at);
-        if (!is_asked(ask, at)) report_add(hub, at, now_s, out);
+        if (!question_has_rank(ask, at)) report_add(hub, at, now_s, out);
         before = at;
         at = hub->members[at].waits_for;
     }
@@ -283,14 +297,14 @@ static void report(tdm__hub *hub, int asker, const tdm__frame *ask, tdm_str *out
         uint32_t rank = tdm__wire_u32(ask->bytes + 4 * (size_t)i);
         if (rank >= (uint32_t)hub->facts.size) continue;
         if (report_add(hub, (int)rank, now_s, out)) continue;
-        tdm_str_addf(out, "; and %u ranks more", ask->count - i);
+        tdm_str_addf(out, "; and %u more ranks", ask->count - i);
         return;
     }
     report_chain(hub, ask, now_s, out);
 }
 
-/* Who has brought nothing to an exchange. */
-static void lacking(const tdm__hub *hub, const tdm__frame *ask, tdm_str *out)
+/* Lists the ranks that have not sent their block of an exchange. */
+static void report_missing_blocks(const tdm__hub *hub, const tdm__frame *ask, tdm_str *out)
 {
     for (int i = 0; i < hub->facts.size && ask->number == hub->exchange_number; i++) {
         if (hub->members[i].has_block) continue;
@@ -302,16 +316,15 @@ static void lacking(const tdm__hub *hub, const tdm__frame *ask, tdm_str *out)
     }
 }
 
-static void answer(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *ask)
+static void hub_answer(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *ask)
 {
     if (ask->byte_count != 4 * (uint64_t)ask->count) {
-        tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED,
-                      "it asked rank 0 something that makes no sense");
+        tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED, "it sent rank 0 an invalid question");
         return;
     }
     tdm_str text = TDM_STR_INIT;
     if (ask->kind == TDM__ASK_LACKING) {
-        lacking(hub, ask, &text);
+        report_missing_blocks(hub, ask, &text);
     } else {
         report(hub, caller->rank, ask, &text);
     }
@@ -327,17 +340,15 @@ void tdm__hub_member(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *fra
     tdm__frame news;
     switch (frame->type) {
     case TDM__FRAME_BEAT: memcpy(member->text, frame->text, sizeof(member->text)); break;
-    case TDM__FRAME_EXCHANGE: add_block(hub, caller, frame); break;
-    case TDM__FRAME_ASK: answer(hub, caller, frame); break;
-    case TDM__FRAME_BYE: left(hub, caller); break;
+    case TDM__FRAME_EXCHANGE: exchange_add_block(hub, caller, frame); break;
+    case TDM__FRAME_ASK: hub_answer(hub, caller, frame); break;
+    case TDM__FRAME_BYE: member_left(hub, caller); break;
     case TDM__FRAME_NEWS:
         news = *frame;
         news.kind = TDM__NEWS_BROKEN;
         news.rank = (uint32_t)caller->rank;
-        if (hub->started) tell_others(hub, &news);
+        if (hub->started) hub_tell_others(hub, &news);
         break;
-    default:
-        tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED,
-                      "it sent rank 0 something that makes no sense");
+    default: tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED, "it sent rank 0 an invalid message");
     }
 }

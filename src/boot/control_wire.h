@@ -10,8 +10,7 @@
 #ifndef TANDEM_BOOT_CONTROL_WIRE_H
 #define TANDEM_BOOT_CONTROL_WIRE_H
 
-#include <tandem/base.h>
-#include <tandem/text.h>
+#include "base/base.h"
 
 #define TDM__WIRE_MAGIC 0x436d6454u /* "TdmC" */
 

@@ -14,9 +14,8 @@
  * detects accidents, not attacks. Bytes of class names that are not UTF-8 are stored as the replacement
  * character.
  */
+#include "base/base.h"
 #include "checkpoint/internal.h"
-
-#include <tandem/text.h>
 
 #include <inttypes.h>
 #include <stdlib.h>

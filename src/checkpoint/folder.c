@@ -14,8 +14,7 @@
  * while another thread of this process saves to it.
  */
 #include "checkpoint/internal.h"
-
-#include <tandem/os.h>
+#include "os/os.h"
 
 #include <errno.h>
 #include <inttypes.h>

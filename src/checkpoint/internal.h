@@ -6,7 +6,8 @@
 #ifndef TANDEM_CHECKPOINT_INTERNAL_H
 #define TANDEM_CHECKPOINT_INTERNAL_H
 
-#include <tandem/checkpoint.h>
+#include "checkpoint/checkpoint.h"
+
 #include <tandem/os.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__

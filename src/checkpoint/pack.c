@@ -12,6 +12,7 @@
  * be skipped are.
  */
 #include "checkpoint/internal.h"
+#include "os/os.h"
 
 #include <stdatomic.h>
 #include <stdio.h>

@@ -15,8 +15,8 @@
  * A name that ends in ".zst" asks for a packed file (pack.c): it is packed when all of it is there.
  */
 #include "checkpoint/internal.h"
+#include "os/os.h"
 
-#include <tandem/os.h>
 #include <tandem/text.h>
 
 #include <stdlib.h>

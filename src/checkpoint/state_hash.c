@@ -9,6 +9,7 @@
  *
  * Files of format 1 have a hash in one go over all bytes. It is kept for reading them.
  */
+#include "base/base.h"
 #include "checkpoint/internal.h"
 
 #include <stdatomic.h>

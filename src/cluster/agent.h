@@ -9,6 +9,7 @@
 #include "cluster/log_forward.h"
 #include "cluster/session.h"
 #include "launch/spawn.h"
+#include "os/os.h"
 
 #include <tandem/elastic.h>
 

@@ -5,7 +5,9 @@
  * rate at which the first agent of rank 0's host takes them out (log_forward.c). While the host of
  * rank 0 is unknown, lines wait, up to a limit.
  */
+#include "base/base.h"
 #include "cluster/agent.h"
+#include "kv/kv.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -11,9 +11,8 @@
  * owner and the thread each hold a reference, and the last one frees the probe.
  */
 #include "cluster/disk_probe.h"
+#include "base/base.h"
 #include "os/thread.h"
-
-#include <tandem/base.h>
 
 #include <pthread.h>
 #include <signal.h>

@@ -10,8 +10,8 @@
  * checks that the lock file still has its name.
  */
 #include "cluster/session.h"
-
-#include <tandem/os.h>
+#include "base/base.h"
+#include "os/os.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -10,6 +10,7 @@
  * Invariant: it returns when there is a result and its agents have exited (or have had their time
  * for that), or when neither agents nor workers are left.
  */
+#include "base/base.h"
 #include "cluster/log_forward.h"
 #include "cluster/session.h"
 #include "kv/kv.h"

@@ -7,9 +7,10 @@
  * to disappear therefore finds the result, or that of a later checkpoint, which serves as well. If
  * rank 0 dies meanwhile, its successor handles the request.
  */
+#include "cluster/cluster.h"
 #include "cluster/session.h"
-
-#include <tandem/os.h>
+#include "kv/kv.h"
+#include "os/os.h"
 
 #include <inttypes.h>
 #include <math.h>

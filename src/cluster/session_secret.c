@@ -8,9 +8,10 @@
  * their environment (srun, mpirun, `tandem join`). The store has a hash of it, salted with the
  * session's name, so that an agent with another secret is rejected at once, before its workers are.
  */
+#include "base/base.h"
 #include "cluster/session.h"
-
-#include <tandem/os.h>
+#include "kv/kv.h"
+#include "os/os.h"
 
 #include <fcntl.h>
 #include <stdio.h>

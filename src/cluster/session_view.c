@@ -6,6 +6,7 @@
  * and are untrusted: a value of the wrong type counts as missing.
  */
 #include "cluster/session.h"
+#include "kv/kv.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -12,6 +12,7 @@
  */
 #include "cluster/log_forward.h"
 #include "cluster/session.h"
+#include "os/os.h"
 
 #include <tandem/elastic.h>
 

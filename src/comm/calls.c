@@ -6,6 +6,7 @@
  * chosen and the header is built. Small synchronous calls within a host run directly through the
  * window, all others as a request.
  */
+#include "comm/comm.h"
 #include "comm/engine.h"
 
 #include <stdlib.h>

@@ -4,6 +4,7 @@
  * The parts are the control connection (membership and its changes), a transport, and possibly the
  * shared memory of a host. open.c creates the real ones, the simulator its own. The comm owns them.
  */
+#include "comm/comm.h"
 #include "comm/engine.h"
 #include "comm/match.h"
 

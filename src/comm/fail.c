@@ -11,6 +11,7 @@
  * returned them all. If a peer does not respond at all, the transport drops it after a grace
  * period.
  */
+#include "base/base.h"
 #include "comm/engine.h"
 
 #include <stdio.h>

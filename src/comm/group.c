@@ -6,6 +6,7 @@
  * detected here and refused. Members on one host share a window: the lowest of them creates it and
  * sends its offset to the others by messages of the group.
  */
+#include "comm/comm.h"
 #include "comm/engine.h"
 
 #include <stdlib.h>

@@ -7,6 +7,7 @@
  * is therefore sufficient for any range. Everything here is a pure function of lanes and size, so
  * all ranks compute the same leaves without communication.
  */
+#include "comm/comm.h"
 #include "comm/engine.h"
 
 #include <stdlib.h>

@@ -6,6 +6,7 @@
  * The portable name of an address is its offset in the segment; for a rank that is alone it is the
  * address itself.
  */
+#include "comm/comm.h"
 #include "comm/engine.h"
 
 #include <tandem/os.h>

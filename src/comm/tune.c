@@ -6,10 +6,10 @@
  * groups are kept. A file that cannot be read is replaced, with a warning in the log: it could not
  * be used either.
  */
-#include <tandem/os.h>
 #include <tandem/text.h>
 
 #include "comm/engine.h"
+#include "os/os.h"
 
 #include <limits.h>
 #include <stdio.h>

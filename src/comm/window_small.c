@@ -15,6 +15,7 @@
  * soon. If they do not arrive while it spins, it continues as a request whose description is
  * already written.
  */
+#include "comm/comm.h"
 #include "comm/window_inner.h"
 
 #include <stdlib.h>

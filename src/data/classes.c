@@ -7,6 +7,7 @@
  * text: "1" and "1.0" are two classes, next to each other. With given classes (those of a training
  * set) nothing is added and the given order stays.
  */
+#include "data/data.h"
 #include "data/internal.h"
 
 #include <math.h>

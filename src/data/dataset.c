@@ -5,6 +5,7 @@
  * format opens files or knows about gzip. A failure anywhere leaves nothing behind, and its message
  * begins with the name of the file it is about.
  */
+#include "data/data.h"
 #include "data/internal.h"
 
 #include <stdlib.h>

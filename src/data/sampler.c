@@ -13,6 +13,7 @@
  * The order is part of a job's results: the numbers of rounds, the mixing function and the way keys
  * are drawn must never change. The unit test pins values for that reason.
  */
+#include "base/base.h"
 #include "data/internal.h"
 
 /* A multiply-xorshift finaliser: every bit of the sum reaches every bit of the result. */

@@ -6,6 +6,8 @@
  * of tokens need no rows: window i begins at token i * stride of its part. These functions only
  * read: any number of threads may run them on one data set.
  */
+#include "base/base.h"
+#include "data/data.h"
 #include "data/internal.h"
 
 #include <assert.h>

@@ -8,6 +8,7 @@
  * rest goes to strtod in the "C" locale, so a decimal comma set elsewhere in the process is no
  * danger.
  */
+#include "base/base.h"
 #include "data/internal.h"
 
 #include <float.h>

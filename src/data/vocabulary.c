@@ -6,6 +6,8 @@
  * that is wrong is named with its place. A byte order mark at the very start is passed over. NUL is
  * no character of a text, so that every character has a name of its own as a C string.
  */
+#include "base/base.h"
+#include "data/data.h"
 #include "data/internal.h"
 
 #include <stdlib.h>

@@ -12,9 +12,10 @@
  * merged. Sums of losses are exact (exact_sum.h), so metrics depend neither on the size of batches nor
  * on N.
  */
-#include <tandem/eval.h>
 #include <tandem/os.h>
 
+#include "base/base.h"
+#include "eval/eval.h"
 #include "eval/exact_sum.h"
 
 #include <assert.h>

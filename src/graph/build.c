@@ -2,6 +2,8 @@
  * build.c: the builder. Each function checks its arguments, adds a node or a value, and returns the
  * result; after an error all of them return "none", and tdm_graph_check() returns the first error.
  */
+#include "base/base.h"
+#include "graph/graph.h"
 #include "graph/internal.h"
 
 #include <stdio.h>

@@ -10,6 +10,7 @@
  * the last step that accesses the memory of a gradient: that memory may hold intermediate numbers
  * before the gradient is complete, but never afterwards, and no later step reads or writes it.
  */
+#include "graph/graph.h"
 #include "graph/internal.h"
 #include "graph/memory.h"
 

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "job/internal.h"
+#include "job/job.h"
 
 bool tdm_job_takes_tokens(const tdm_job *job)
 {

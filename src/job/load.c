@@ -7,9 +7,8 @@
  */
 #include <string.h>
 
-#include <tandem/os.h>
-
 #include "job/internal.h"
+#include "os/os.h"
 
 struct tdm_job_document {
     tdm_arena *arena; /* holds everything, this struct included */

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/base.h"
 #include "job/internal.h"
 
 size_t tdm__key_find(const char *path)

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "job/internal.h"
+#include "job/job.h"
 
 typedef struct rule {
     const char *keys[4]; /* that it reads; the problem is reported at the first that was given */

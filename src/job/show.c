@@ -11,7 +11,9 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/base.h"
 #include "job/internal.h"
+#include "job/job.h"
 
 static const void *field_of(const tdm_job_key *key, const void *base)
 {

@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "base/base.h"
 #include "job/internal.h"
 
 static bool character_is_allowed(uint32_t c)

@@ -6,8 +6,7 @@
  * implementations reject the same ones and need no checks. Nothing here waits or has state.
  */
 #include "kv/kv.h"
-
-#include <tandem/text.h>
+#include "base/base.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -58,4 +58,37 @@ extern const tdm__kv_ops tdm__kv_etcd;  /* kv_etcd.c */
 /* Writes the id of a shared memory segment as text, because a JSON number cannot hold 64 bits. */
 void tdm__put_shm_id(tdm_json_writer *w, uint64_t shm_id);
 
+/* The clock of the store in seconds: monotonic, and the only one that code above the store uses. */
+double tdm_kv_now(const tdm_kv *kv);
+
+/* Lists all keys with this prefix, sorted by key. *revision (may be NULL): the revision of the
+ * store at that moment. */
+tdm_status tdm_kv_list(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_kv_item **out,
+                       size_t *out_count, uint64_t *revision, tdm_error *err);
+/* Writes a key. `lease` 0: it does not expire. TDM_ERR_NOT_FOUND: the lease has expired. */
+tdm_status tdm_kv_put(tdm_kv *kv, const char *key, const char *value, uint64_t lease,
+                      tdm_error *err);
+/* Writes a key if its revision is `expected` (0: the key does not exist). Otherwise
+ * TDM_ERR_EXISTS. */
+tdm_status tdm_kv_swap(tdm_kv *kv, const char *key, uint64_t expected, const char *value,
+                       uint64_t lease, uint64_t *out_revision, tdm_error *err);
+/* Removes all keys with this prefix, possibly none. An empty prefix is rejected. */
+tdm_status tdm_kv_remove(tdm_kv *kv, const char *prefix, tdm_error *err);
+
+/* A lease expires `seconds` after it was last renewed (tdm_kv_keep). Its keys are removed then, and
+ * watchers see that. TDM_ERR_NOT_FOUND from keep: it has expired. Releasing an expired lease is not
+ * an error. */
+tdm_status tdm_kv_lease(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *err);
+tdm_status tdm_kv_keep(tdm_kv *kv, uint64_t lease, tdm_error *err);
+tdm_status tdm_kv_release(tdm_kv *kv, uint64_t lease, tdm_error *err);
+
+/*
+ * Waits until a key below `prefix` has changed (or was removed) after `revision`, at most
+ * `seconds`. *out is the revision of the store then. No change: TDM_OK, and *out may equal
+ * `revision`. Changes may be reported late or together, but are never lost: read the keys of
+ * interest again after each call.
+ */
+tdm_status tdm_kv_wait(tdm_kv *kv, const char *prefix, uint64_t revision, double seconds,
+                       uint64_t *out, tdm_error *err);
+
 #endif

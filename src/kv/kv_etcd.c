@@ -13,6 +13,7 @@
  * Leases have whole seconds here, at least two.
  */
 #include "kv/kv_etcd.h"
+#include "base/base.h"
 
 #include <stdio.h>
 #include <stdlib.h>

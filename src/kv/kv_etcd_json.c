@@ -6,6 +6,7 @@
  * error, and no output is written. Keys and values that are not text within the limits of the store
  * are errors as well: another program uses this prefix.
  */
+#include "base/base.h"
 #include "kv/kv_etcd.h"
 
 #include <math.h>

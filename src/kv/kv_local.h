@@ -18,8 +18,7 @@
 
 #include "kv/kv.h"
 #include "os/lock.h"
-
-#include <tandem/os.h>
+#include "os/os.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -11,6 +11,7 @@
  * (SIGSTOP, a debugger) would block all processes, although the store exists to detect such
  * failures. It is killed after one second. A holder that runs, however slowly, is not touched.
  */
+#include "base/base.h"
 #include "kv/kv_local.h"
 
 #include <tandem/os.h>

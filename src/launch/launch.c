@@ -10,6 +10,7 @@
  * kernel cannot kill is reported by an error.
  */
 #include "launch/launch.h"
+#include "base/base.h"
 
 #include <tandem/os.h>
 

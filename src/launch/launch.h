@@ -5,8 +5,9 @@
 #ifndef TANDEM_LAUNCH_LAUNCH_H
 #define TANDEM_LAUNCH_LAUNCH_H
 
+#include "os/os.h"
+
 #include <tandem/cluster.h>
-#include <tandem/os.h>
 
 #include <signal.h>
 #include <sys/types.h>

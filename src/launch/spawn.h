@@ -4,7 +4,7 @@
 #ifndef TANDEM_LAUNCH_SPAWN_H
 #define TANDEM_LAUNCH_SPAWN_H
 
-#include <tandem/os.h>
+#include "os/os.h"
 
 #include <signal.h>
 #include <sys/types.h>

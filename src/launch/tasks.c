@@ -11,6 +11,8 @@
  * Invariant: a leader never waits for the others beyond `meet_s`; tasks that connect later get the
  * exit code as well.
  */
+#include "os/os.h"
+
 #include <tandem/cluster.h>
 
 #include <errno.h>

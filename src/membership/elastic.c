@@ -1,15 +1,32 @@
 /*
- * elastic.c: the loop that takes part in epoch after epoch, until the run ends.
+ * elastic.c: the loop of a member: it takes part in one epoch after another until the run ends.
  *
- * Agree on an epoch (look at the store, decide, and do that: epoch.c), take part in it (enter, step, step,
- * ...), and when it has failed or should change, leave it, report that, and agree on the next. Whatever
- * the store does, each round begins with a new look, so that a call that timed out after it had its effect
- * is seen for what it was. A run that has ended for one has ended for all: the first verdict stays.
+ * The member reads the store, decides (epoch.c) and acts on the decision until it is in the current epoch.
+ * It takes part (enter, then steps). When the epoch has failed or is to change, it leaves, reports that and
+ * agrees on the next epoch. Each round begins with a new view of the store, so a call that timed out after
+ * it took effect is noticed. The first verdict in the store ends the run for all members and is final.
  *
- * Invariants: enter is called only for the epoch that counted at the last look, with this member in it; a
- * report is put only after leave; no epoch is entered twice.
+ * States of the loop (`next_action`). epoch_agree runs in AGREE, epoch_take_part in TAKE_PART; each returns
+ * the next state.
+ *
+ *                 +-----------+     member of the current epoch      +-----------+
+ *      start ---> |   AGREE   | -----------------------------------> | TAKE_PART |
+ *                 |           | <----------------------------------- |           |
+ *                 +-----------+   epoch failed, or members regroup   +-----------+
+ *                   |  |     ^                                             |
+ *                   |  +-----+ wait, propose, skip, retry                  |
+ *                   |                                                      | run done or failed,
+ *                   | verdict, fenced, dismissed,                          | too many failed epochs,
+ *                   | refused, gave up, store lost                         | store lost
+ *                   |                      +-------+                       |
+ *                   +--------------------> | LEAVE | <---------------------+
+ *                                          +-------+
+ *
+ * Invariants: `enter` is called only for the epoch that was current in the last view and contains this
+ * member; a report is written only after `leave`; no epoch is entered twice.
  */
 #include "membership/member.h"
+#include "os/os.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -17,58 +34,58 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SHORT_S 1.0  /* too few for so long is worth a word; starting takes its time, too */
-#define SETTLE_S 5.0 /* for those that have not started, once the minimum is there */
-#define LOOK_S 5.0   /* at most, between two looks */
+#define SHORT_S 1.0  /* fewer members than the minimum are logged after this time */
+#define SETTLE_S 5.0 /* wait for further members when the minimum has started */
+#define LOOK_S 5.0   /* maximum time between two views */
 #define RETRY_S 0.1
 #define MARGIN_S 2.0
-#define BACK_OFF_AFTER 3 /* epochs in a row that ended before a step was done */
+#define BACK_OFF_AFTER 3 /* consecutive epochs without a completed step */
 #define MAX_FAILURES 100
-#define MAX_REFUSALS 3 /* in a row, of a session that has not done a step */
-#define LOOKS 4        /* at who is lost, while it seems that a host is just ending, */
-#define AGAIN_S 0.005  /* each after so long */
+#define MAX_REFUSALS 3     /* consecutive ones, before the first step of a session */
+#define LOST_CHECKS 4      /* checks for lost members while a host seems to be ending, */
+#define LOST_CHECK_S 0.005 /* and the time between two checks */
 
-typedef enum outcome {
-    GO_ON, /* to the next round */
-    TAKE_PART /* in the epoch that was agreed on */,
-    LEAVE /* for good: see the run's status */
-} outcome;
+typedef enum next_action {
+    AGREE,     /* read the store and decide */
+    TAKE_PART, /* in the epoch that was agreed on */
+    LEAVE      /* the loop ends with the status of the run */
+} next_action;
 
 typedef struct run {
     tdm_member *m;
     const tdm_elastic_ops *ops;
     void *user;
     tdm_elastic_result result;
-    tdm_status status; /* of the end */
+    tdm_status status; /* the result of the loop */
     tdm_error *err;
-    tdm_arena *arena; /* of one look */
+    tdm_arena *arena; /* of one view */
     tdm__epoch_history memo;
     tdm__epoch_rules rules;
     tdm_epoch epoch;
-    tdm_epoch_member *members;        /* of it; TDM__MAX_EPOCH */
-    uint64_t shm_ids[TDM__MAX_EPOCH]; /* theirs; 0: unknown */
+    tdm_epoch_member *members;        /* of `epoch`; TDM__MAX_EPOCH */
+    uint64_t shm_ids[TDM__MAX_EPOCH]; /* of `members`; 0: unknown */
     double left_s;                    /* when the last epoch was left; -1: not yet */
-    int failures;                     /* epochs in a row that ended before a step was done */
+    int failures;                     /* consecutive epochs without a completed step */
     bool has_failed;                  /* the last epoch ended by a failure */
-    bool said_short, said_away;
-    char refusal[TDM_LOST_BYTES]; /* in the last epoch, of or by another member; empty: none */
+    bool logged_short, logged_away;
+    char refusal[TDM_LOST_BYTES]; /* of a connection in the last epoch: why; empty: none */
     uint64_t state_revision;      /* of the key "state" when the epoch was read */
-    bool is_whole;                /* it has come through enter, so it has the run's state */
-    tdm_process_watch *watches;   /* by rank of the epoch that is watched; TDM__MAX_EPOCH */
-    uint32_t watched;             /* its number; 0: none */
+    bool is_whole;                /* `enter` has succeeded, so this member has the run's state */
+    tdm_process_watch *watches;   /* by rank of epoch `watched`; TDM__MAX_EPOCH */
+    uint32_t watched;             /* number of the watched epoch; 0: none */
 } run;
 
-static outcome end(run *r, tdm_status status)
+static next_action run_end(run *r, tdm_status status)
 {
     r->status = status;
     return LEAVE;
 }
 
-/* ---- calls that must have their effect ------------------------------------------------------- */
+/* ---- writes that are retried ----------------------------------------------------------------- */
 
-/* How long the store may still be silent; it is asked through `kv` as well, so that the watcher's word is
- * not the only one. */
-static bool is_out_of_patience(run *r)
+/* Whether the store has not responded for the allowed time. Calls through `kv` count as well as those of the
+ * watcher. */
+static bool store_is_lost(run *r)
 {
     tdm_member *m = r->m;
     double now_s = tdm_kv_now(m->kv);
@@ -78,20 +95,20 @@ static bool is_out_of_patience(run *r)
     return now_s - heard_s >= tdm__member_silence_limit_s(m);
 }
 
-static outcome store_trouble(run *r, const tdm_error *why)
+static next_action store_retry_or_leave(run *r, const tdm_error *why)
 {
-    if (!is_out_of_patience(r)) {
+    if (!store_is_lost(r)) {
         r->m->pause(r->m->pause_user, RETRY_S);
-        return GO_ON;
+        return AGREE;
     }
     tdm_log(TDM_LOG_WARN, "cluster", "member %s leaves because it cannot reach the store: %s",
             r->m->id, why->message);
     r->result.fenced = true;
-    return end(r, TDM_OK);
+    return run_end(r, TDM_OK);
 }
 
-/* Puts a text that nobody else puts, until it is there. */
-static outcome put_surely(run *r, const char *key, const char *value)
+/* Writes a key that no other process writes; repeats it until it succeeds or the store is lost. */
+static next_action store_put(run *r, const char *key, const char *value)
 {
     for (;;) {
         tdm_error why = {0};
@@ -99,14 +116,14 @@ static outcome put_surely(run *r, const char *key, const char *value)
         tdm_status status = tdm_kv_put(r->m->kv, key, value, 0, &why);
         if (status == TDM_OK) {
             tdm__member_heard(r->m, asked_s);
-            return GO_ON;
+            return AGREE;
         }
-        if (store_trouble(r, &why) == LEAVE) return LEAVE;
+        if (store_retry_or_leave(r, &why) == LEAVE) return LEAVE;
     }
 }
 
-/* The verdict, unless there is one already. One that cannot be put is as good as none: others, who find
- * this member gone, come to their own. */
+/* Writes the verdict unless there is one already. If that fails, the other members notice that this member is
+ * gone and decide without it. */
 static void put_verdict(run *r, tdm_status status, const char *message)
 {
     char key[TDM_KV_KEY_BYTES];
@@ -122,7 +139,7 @@ static void put_verdict(run *r, tdm_status status, const char *message)
     tdm_error why = {.message = "no memory"};
     while (tdm_str_ok(&text)) {
         put = tdm_kv_swap(r->m->kv, key, 0, tdm_str_text(&text), 0, NULL, &why);
-        if (put == TDM_OK || put == TDM_ERR_EXISTS || is_out_of_patience(r)) break;
+        if (put == TDM_OK || put == TDM_ERR_EXISTS || store_is_lost(r)) break;
         r->m->pause(r->m->pause_user, RETRY_S);
     }
     if (put != TDM_OK && put != TDM_ERR_EXISTS)
@@ -146,7 +163,7 @@ static void list_losses(const run *r, const tdm_lost *losses, tdm_lost kind, con
     tdm_json_array_end(w);
 }
 
-static outcome report(run *r, const char *why, bool is_regroup, const tdm_lost *losses)
+static next_action epoch_report(run *r, const char *why, bool is_regroup, const tdm_lost *losses)
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_str text = TDM_STR_INIT;
@@ -161,28 +178,28 @@ static outcome report(run *r, const char *why, bool is_regroup, const tdm_lost *
     tdm_json_put_string(&w, "refusal", r->refusal);
     tdm_json_object_end(&w);
     tdm__member_key(r->m, key, "reports/%" PRIu32 "/%s", r->memo.left, r->m->id);
-    outcome out = LEAVE;
+    next_action out = LEAVE;
     if (tdm_str_ok(&text))
-        out = put_surely(r, key, tdm_str_text(&text));
+        out = store_put(r, key, tdm_str_text(&text));
     else
-        end(r, tdm_fail(r->err, TDM_ERR_NO_MEMORY, "no memory for a report"));
+        run_end(r, tdm_fail(r->err, TDM_ERR_NO_MEMORY, "no memory for a report"));
     tdm_str_release(&text);
     return out;
 }
 
-/* Whether this member is refused again and again before the session has done a step: a host is not set up as
- * the others are, and the user should know that before training begins. */
-static bool is_refused(const run *r, tdm_status status)
+/* Whether this member was refused repeatedly before the first step of the session: a host is set up differently
+ * from the others, and the user should know that before training begins. */
+static bool run_is_refused(const run *r, tdm_status status)
 {
     return status == TDM_ERR_PEER_REFUSED && r->failures >= MAX_REFUSALS && r->epoch.lineage == 0;
 }
 
-/* An epoch that fails again and again before anything is done is no accident: slow down, then give up. */
-static outcome back_off(run *r, tdm_status status, const char *why)
+/* Slows down when consecutive epochs fail before their first step, and gives up after MAX_FAILURES. */
+static next_action epoch_back_off(run *r, tdm_status status, const char *why)
 {
-    if (is_refused(r, status)) {
+    if (run_is_refused(r, status)) {
         put_verdict(r, status, why);
-        return end(r, tdm_fail(r->err, status, "%s", why));
+        return run_end(r, tdm_fail(r->err, status, "%s", why));
     }
     if (r->failures > MAX_FAILURES) {
         r->status = tdm_fail(
@@ -197,12 +214,13 @@ static outcome back_off(run *r, tdm_status status, const char *why)
         double pause_s = 0.01 * (double)(1 << (more < 10 ? more : 10));
         r->m->pause(r->m->pause_user, fmin(pause_s, r->m->report_s / 4));
     }
-    return GO_ON;
+    return AGREE;
 }
 
 /* ---- an epoch -------------------------------------------------------------------------------- */
 
-static void activate(run *r, bool is_active)
+/* Tells the watcher which epoch to interrupt. */
+static void epoch_activate(run *r, bool is_active)
 {
     tdm_member *m = r->m;
     pthread_mutex_lock(&m->lock);
@@ -217,9 +235,9 @@ static void activate(run *r, bool is_active)
     pthread_mutex_unlock(&m->lock);
 }
 
-/* Whether of another host some have closed their connections, and some have not: its other processes may just
- * be ending, too. */
-static bool is_host_in_part(const run *r, const tdm_lost *losses)
+/* Whether some, but not all members of another host have closed their connections: its other processes may be
+ * ending as well. */
+static bool host_is_partly_lost(const run *r, const tdm_lost *losses)
 {
     for (int i = 0; i < r->epoch.size; i++) {
         const char *host = r->members[i].host;
@@ -231,20 +249,21 @@ static bool is_host_in_part(const run *r, const tdm_lost *losses)
     return false;
 }
 
-static void ask_for_lost(run *r, tdm_lost *losses)
+/* Collects which members this one cannot reach, and logs them. */
+static void find_losses(run *r, tdm_lost *losses)
 {
     char how[TDM_LOST_BYTES];
     if (!r->ops->lost) return;
-    for (int look = 0; look < LOOKS; look++) {
+    for (int check = 0; check < LOST_CHECKS; check++) {
         for (int i = 0; i < r->epoch.size; i++)
             if (i != r->epoch.rank) losses[i] = r->ops->lost(r->user, i, how);
-        if (!is_host_in_part(r, losses)) break;
-        r->m->pause(r->m->pause_user, AGAIN_S);
+        if (!host_is_partly_lost(r, losses)) break;
+        r->m->pause(r->m->pause_user, LOST_CHECK_S);
     }
     for (int i = 0; i < r->epoch.size; i++) {
         how[0] = '\0';
         if (i != r->epoch.rank) losses[i] = r->ops->lost(r->user, i, how);
-        /* Before there is a state, no member continues without another one for that: see is_refused. */
+        /* Before there is a state, a refusal does not exclude a member: see run_is_refused. */
         if (losses[i] == TDM_LOST_REFUSED && r->epoch.lineage == 0) losses[i] = TDM_LOST_NONE;
         if (losses[i] == TDM_LOST_NONE) continue;
         how[sizeof(how) - 1] = '\0';
@@ -255,7 +274,7 @@ static void ask_for_lost(run *r, tdm_lost *losses)
     }
 }
 
-/* Whether the epoch ends with this, and not the run. */
+/* Whether this status ends only the epoch, not the run. */
 static bool ends_epoch(run *r, tdm_status status)
 {
     pthread_mutex_lock(&r->m->lock);
@@ -265,7 +284,7 @@ static bool ends_epoch(run *r, tdm_status status)
     return tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER && status != TDM_ERR_PEER_MISMATCH;
 }
 
-/* The epoch, and each host of its members with the vault in which that host keeps the state. */
+/* Formats the epoch and the hosts of its members, each with the shared memory that keeps the state. */
 static void add_holders(const run *r, tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
@@ -286,7 +305,7 @@ static void add_holders(const run *r, tdm_str *out)
     tdm_json_object_end(&w);
 }
 
-/* One try to replace the key "state". An earlier try that timed out may have replaced it already.
+/* One attempt to replace the key "state". An earlier attempt that timed out may have replaced it already.
  * TDM_ERR_PEER_FENCED: a later epoch has replaced it. */
 static tdm_status swap_state(const run *r, const char *key, const char *text, tdm_error *why)
 {
@@ -298,8 +317,8 @@ static tdm_status swap_state(const run *r, const char *key, const char *text, td
     return tdm_fail(why, TDM_ERR_PEER_FENCED, "another epoch holds the state");
 }
 
-/* Rank 0 records that all members of the epoch have the state. It does so before its first step, so the
- * store knows the holders of every step that is done. */
+/* Rank 0 records that all members of the epoch have the state. It does so before its first step, so the store
+ * has the holders of every completed step. */
 static tdm_status record_holders(run *r, tdm_error *why)
 {
     char key[TDM_KV_KEY_BYTES], reason[300];
@@ -316,7 +335,7 @@ static tdm_status record_holders(run *r, tdm_error *why)
         bool is_broken = r->m->is_broken;
         pthread_mutex_unlock(&r->m->lock);
         tries = status != TDM_OK && status != TDM_ERR_PEER_FENCED && !is_broken &&
-                !is_out_of_patience(r);
+                !store_is_lost(r);
         if (tries) r->m->pause(r->m->pause_user, RETRY_S);
     }
     tdm_str_release(&text);
@@ -327,8 +346,8 @@ static tdm_status record_holders(run *r, tdm_error *why)
                     "cannot write the list of hosts with the state to the store: %s", reason);
 }
 
-/* From enter to the last step. TDM_OK: the run is done, or it is to be regrouped. */
-static tdm_status go_through(run *r, bool *done, bool *regroup, tdm_error *why)
+/* Runs the epoch from enter to its last step. TDM_OK: the run is done, or the members regroup. */
+static tdm_status epoch_run(run *r, bool *done, bool *regroup, tdm_error *why)
 {
     double begin_s = tdm_kv_now(r->m->kv), entered_s = begin_s;
     bool is_first = r->left_s >= 0 && r->epoch.rank == 0; /* the first step after a change */
@@ -341,7 +360,7 @@ static tdm_status go_through(run *r, bool *done, bool *regroup, tdm_error *why)
     while (status == TDM_OK && !*done && !*regroup) {
         pthread_mutex_lock(&r->m->lock);
         unsigned request = r->m->request, requests = 0;
-        /* An interrupt that came just before enter has not been heard there. */
+        /* `enter` does not notice an interrupt that came just before it. */
         if (r->m->is_broken) status = tdm_fail(why, TDM_ERR_PEER_FAILED, "%s", r->m->why);
         pthread_mutex_unlock(&r->m->lock);
         if (status != TDM_OK) break;
@@ -360,46 +379,46 @@ static tdm_status go_through(run *r, bool *done, bool *regroup, tdm_error *why)
     return status;
 }
 
-static outcome take_part(run *r)
+static next_action epoch_take_part(run *r)
 {
     bool done = false, regroup = false;
     tdm_lost losses[TDM__MAX_EPOCH] = {TDM_LOST_NONE};
     tdm_error why = {0};
     r->memo.took_part = true;
-    r->said_short = r->said_away = false;
+    r->logged_short = r->logged_away = false;
     r->memo.left = r->epoch.number;
     r->result.epochs++;
     if (r->has_failed) r->result.recoveries++;
     r->has_failed = false;
     r->refusal[0] = '\0';
-    activate(r, true);
-    tdm_status status = go_through(r, &done, &regroup, &why);
+    epoch_activate(r, true);
+    tdm_status status = epoch_run(r, &done, &regroup, &why);
     bool is_epoch_end = status != TDM_OK && ends_epoch(r, status);
-    if (is_epoch_end) ask_for_lost(r, losses);
-    activate(r, false);
+    if (is_epoch_end) find_losses(r, losses);
+    epoch_activate(r, false);
     r->left_s = tdm_kv_now(r->m->kv);
     r->ops->leave(r->user);
     if (status == TDM_OK && done) {
         put_verdict(r, TDM_OK, "the run has ended");
-        return end(r, TDM_OK);
+        return run_end(r, TDM_OK);
     }
     if (status != TDM_OK && !is_epoch_end) {
         put_verdict(r, status, why.message);
-        return end(r, tdm_fail(r->err, status, "%s", why.message));
+        return run_end(r, tdm_fail(r->err, status, "%s", why.message));
     }
-    if (status == TDM_OK) return report(r, "regrouping", true, NULL);
+    if (status == TDM_OK) return epoch_report(r, "regrouping", true, NULL);
     r->has_failed = true;
     r->failures++;
     tdm_log(TDM_LOG_INFO, "cluster",
             "rank %d leaves epoch %" PRIu32 ": %s (world closed within %.0f ms)", r->epoch.rank,
             r->epoch.number, why.message, 1e3 * (tdm_kv_now(r->m->kv) - r->left_s));
-    outcome out = back_off(r, status, why.message);
-    return out == LEAVE ? out : report(r, why.message, false, losses);
+    next_action out = epoch_back_off(r, status, why.message);
+    return out == LEAVE ? out : epoch_report(r, why.message, false, losses);
 }
 
 /* ---- agreement ------------------------------------------------------------------------------- */
 
-static outcome propose(run *r, const tdm__view *view, const tdm__epoch_plan *plan)
+static next_action epoch_propose(run *r, const tdm__view *view, const tdm__epoch_plan *plan)
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_str text = TDM_STR_INIT, story = TDM_STR_INIT;
@@ -417,45 +436,45 @@ static outcome propose(run *r, const tdm__view *view, const tdm__epoch_plan *pla
         tdm_log(is_loss ? TDM_LOG_WARN : TDM_LOG_INFO, "cluster", "%s", tdm_str_text(&story));
     tdm_str_release(&text);
     tdm_str_release(&story);
-    if (status == TDM_OK || status == TDM_ERR_EXISTS) return GO_ON;
+    if (status == TDM_OK || status == TDM_ERR_EXISTS) return AGREE;
     if (status == TDM_ERR_INVALID || status == TDM_ERR_NO_MEMORY) {
         put_verdict(r, status, why.message);
-        return end(r, tdm_fail(r->err, status, "cannot start an epoch of %d members: %s",
-                               plan->next_count, why.message));
+        return run_end(r, tdm_fail(r->err, status, "cannot start an epoch of %d members: %s",
+                                   plan->next_count, why.message));
     }
-    return store_trouble(r, &why);
+    return store_retry_or_leave(r, &why);
 }
 
-static outcome give_up(run *r, const tdm__epoch_plan *plan)
+static next_action run_give_up(run *r, const tdm__epoch_plan *plan)
 {
     char text[200];
     snprintf(text, sizeof(text),
              "only %d of at least %d members joined within %.0f s (elastic.min, elastic.wait)",
              plan->here, r->m->min, r->m->wait_s);
     put_verdict(r, TDM_ERR_TIMEOUT, text);
-    return end(r, tdm_fail(r->err, TDM_ERR_TIMEOUT, "%s", text));
+    return run_end(r, tdm_fail(r->err, TDM_ERR_TIMEOUT, "%s", text));
 }
 
-static outcome wait_for_change(run *r, const tdm__view *view, const tdm__epoch_plan *plan)
+static next_action store_wait(run *r, const tdm__view *view, const tdm__epoch_plan *plan)
 {
     tdm_error why = {0};
     bool is_short = r->memo.short_s >= 0 && tdm_kv_now(r->m->kv) - r->memo.short_s >= SHORT_S;
-    if (is_short && !r->said_short)
+    if (is_short && !r->logged_short)
         tdm_log(TDM_LOG_WARN, "cluster",
                 "%d of at least %d members have joined; waiting up to %.0f s for more", plan->here,
                 r->m->min, r->m->wait_s);
-    r->said_short = is_short;
-    if (plan->away && !r->said_away)
+    r->logged_short = is_short;
+    if (plan->away && !r->logged_away)
         tdm_log(TDM_LOG_WARN, "cluster",
                 "host %s has the newest state in memory and is about to restart its workers: "
                 "waiting for them",
                 plan->away);
-    r->said_away = plan->away != NULL;
+    r->logged_away = plan->away != NULL;
     double left_s = plan->until_s - tdm_kv_now(r->m->kv);
     if (r->memo.short_s >= 0 && !is_short) left_s = fmin(left_s, SHORT_S);
     left_s = fmin(fmax(left_s, 0), LOOK_S);
     tdm_status status = tdm_kv_wait(r->m->kv, r->m->prefix, view->revision, left_s, NULL, &why);
-    return status == TDM_OK ? GO_ON : store_trouble(r, &why);
+    return status == TDM_OK ? AGREE : store_retry_or_leave(r, &why);
 }
 
 static void set_epoch(run *r, const tdm__view *view)
@@ -474,8 +493,8 @@ static void set_epoch(run *r, const tdm__view *view)
     }
 }
 
-/* Says of those of this host that have not left the epoch yet whether they make progress. The kernel is
- * asked only for processes that this member's own kernel has. */
+/* Sets is_busy of the members on this host that have not left the epoch and make progress, according to the
+ * kernel. */
 static void mark_busy(run *r, tdm__view *view)
 {
     if (view->number == 0 || !r->m->has_thread || !tdm__view_is_broken(view)) return;
@@ -490,17 +509,17 @@ static void mark_busy(run *r, tdm__view *view)
     }
 }
 
-/* The session has ended while this member was stopped or cut off, and was removed from the store. In what is
- * left of it this member would begin a run of its own. */
-static outcome leave_forgotten(run *r)
+/* The session ended and was removed from the store while this member was stopped or cut off. The member leaves,
+ * because it would start a second run. */
+static next_action leave_ended_session(run *r)
 {
     tdm_log(TDM_LOG_INFO, "cluster", "member %s leaves: the session ended without it", r->m->id);
     r->result.fenced = true;
-    return end(r, TDM_OK);
+    return run_end(r, TDM_OK);
 }
 
-/* One look, and what it leads to. */
-static outcome agree(run *r)
+/* Reads the store once and acts on the decision. */
+static next_action epoch_agree(run *r)
 {
     tdm__view view;
     tdm__epoch_plan plan;
@@ -509,26 +528,26 @@ static outcome agree(run *r)
     double asked_s = tdm_kv_now(r->m->kv);
     tdm_status status = tdm__view_read(r->m->kv, r->m->prefix, r->arena, &view, &why);
     if (status == TDM_ERR_FORMAT || status == TDM_ERR_NO_MEMORY)
-        return end(r, tdm_fail(r->err, status, "%s", why.message));
-    if (status != TDM_OK) return store_trouble(r, &why);
+        return run_end(r, tdm_fail(r->err, status, "%s", why.message));
+    if (status != TDM_OK) return store_retry_or_leave(r, &why);
     tdm__member_heard(r->m, asked_s);
-    if (r->m->is_begun && !view.has_about) return leave_forgotten(r);
+    if (r->m->is_begun && !view.has_about) return leave_ended_session(r);
     mark_busy(r, &view);
     switch (tdm__epoch_decide(&view, &r->rules, &r->memo, tdm_kv_now(r->m->kv), &plan)) {
-    case TDM__DECISION_WAIT: return wait_for_change(r, &view, &plan);
-    case TDM__DECISION_PROPOSE: return propose(r, &view, &plan);
+    case TDM__DECISION_WAIT: return store_wait(r, &view, &plan);
+    case TDM__DECISION_PROPOSE: return epoch_propose(r, &view, &plan);
     case TDM__DECISION_ENTER: set_epoch(r, &view); return TAKE_PART;
     case TDM__DECISION_SKIP:
         set_epoch(r, &view);
         r->memo.left = view.number;
-        return report(r, "the epoch ended before this member entered it", false, NULL);
+        return epoch_report(r, "the epoch ended before this member entered it", false, NULL);
     case TDM__DECISION_END:
-        if (view.verdict == TDM_OK) return end(r, TDM_OK);
-        return end(r, tdm_fail(r->err, view.verdict, "%s", view.verdict_text));
-    case TDM__DECISION_DISMISSED: r->result.dismissed = true; return end(r, TDM_OK);
-    case TDM__DECISION_GIVE_UP: return give_up(r, &plan);
+        if (view.verdict == TDM_OK) return run_end(r, TDM_OK);
+        return run_end(r, tdm_fail(r->err, view.verdict, "%s", view.verdict_text));
+    case TDM__DECISION_DISMISSED: r->result.dismissed = true; return run_end(r, TDM_OK);
+    case TDM__DECISION_GIVE_UP: return run_give_up(r, &plan);
     case TDM__DECISION_REFUSED:
-        return end(
+        return run_end(
             r, tdm_fail(r->err, TDM_ERR_PEER_REFUSED, "the run continues without this worker: %s",
                         *r->refusal ? r->refusal : tdm__view_find(&view, r->m->id)->left_why));
     case TDM__DECISION_FENCED: break;
@@ -536,7 +555,7 @@ static outcome agree(run *r)
     tdm_log(TDM_LOG_INFO, "cluster", "member %s leaves: it is not a member of epoch %" PRIu32,
             r->m->id, view.number);
     r->result.fenced = true;
-    return end(r, TDM_OK);
+    return run_end(r, TDM_OK);
 }
 
 tdm_status tdm_elastic_run(tdm_member *member, const tdm_elastic_ops *ops, void *user,
@@ -566,13 +585,13 @@ tdm_status tdm_elastic_run(tdm_member *member, const tdm_elastic_ops *ops, void 
     member->record_is_old = true;
     uint64_t lease = member->lease;
     pthread_mutex_unlock(&member->lock);
-    /* So that nobody has to wait for the watcher's next round; it puts it again anyway. */
+    /* The other members see the record now, not after the next round of the watcher, which writes it again. */
     tdm__member_put_record(member, member->kv, lease, NULL);
     pthread_mutex_lock(&member->lock);
     member->record_is_old = true;
     pthread_mutex_unlock(&member->lock);
-    outcome what = GO_ON;
-    while (what != LEAVE) what = what == TAKE_PART ? take_part(&r) : agree(&r);
+    next_action what = AGREE;
+    while (what != LEAVE) what = what == TAKE_PART ? epoch_take_part(&r) : epoch_agree(&r);
     if (r.status == TDM_OK) *out = r.result;
     tdm_arena_destroy(r.arena);
     free(r.members);

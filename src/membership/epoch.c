@@ -1,23 +1,27 @@
 /*
- * epoch.c: what a member is to do next, decided from one look at the store. No side effects but in `memo`.
+ * epoch.c: decides from one view of the store what a member does next. Only `memo` and the view change.
  *
- * Everybody decides by the same rules from what may be different moments, so several may propose, or one
- * that has since died: the swap of "epoch" takes the first proposal, and all others look again. The rules:
- * a member of the epoch that counts enters it; one that has left it waits until all others that live have
- * reported, or their time is up, and then the first of those that reported proposes the next one; the
- * second only steps in when the first has not, after some time, and so on. Who has no place in the epoch
- * that counts, but was once offered one, is fenced. Who was never offered one waits.
+ * All members decide by the same rules, possibly from views of different revisions, so several may propose,
+ * or one that has died since. The compare-and-swap of "epoch" accepts the first proposal; all others read
+ * the store again. The rules:
+ *  - A member of the current epoch enters it.
+ *  - A member that has left it waits until all other living members have reported or their time has
+ *    expired. Then the first reporter proposes the next epoch; the second one proposes if the first has not
+ *    done so after some time, and so on.
+ *  - A member that is not in the current epoch, but took part before or was excluded, is fenced.
+ *  - A member that was never in an epoch waits for a place.
  *
- * The time to report is short after a failure, for the others were interrupted; and long when all left for
- * a regrouping, for they may be busy with what is due after the step that agreed on it. Those that do not
- * have the run's state (newcomers, also when they have a place but never came through enter) go on
- * alone, with what their hosts or the newest checkpoint have, only when all others are dead, or have been
- * silent for longer than anybody goes on without the store: a store that was away for a while takes no
- * state from those that have it.
+ * The time to report is short after a failure, because the other members were interrupted. It is long for a
+ * regrouping, because they may still do the work that follows the last step, such as a checkpoint. Members
+ * without the run's state (new ones, and those whose first `enter` has not succeeded) continue by
+ * themselves, from the memory of their hosts or the newest checkpoint, only if all other members are dead
+ * or did not respond for longer than a member stays in an epoch without the store. So an outage of the
+ * store does not take the state from members that have it.
  *
- * The store says which vault_ids hold the newest state: those of the members of the last epoch that began.
- * A host's memory outlives its workers, so where none of these takes part, but an agent is about to start
- * workers on one again, it is waited for. Otherwise the epoch begins with an older state, and the steps after that are lost.
+ * The store lists the shm_ids with the newest state: those of the members of the last epoch that began. The
+ * memory of a host outlives its workers. If no member of the proposal has such a memory, but an agent is about
+ * to restart workers on one, the proposal waits for them. Otherwise the epoch begins with an older state,
+ * and the steps after that state are lost.
  */
 #include "membership/member.h"
 
@@ -25,19 +29,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LOST_S 0.4 /* to report, for those that nobody can reach, or whose host is gone */
-#define GONE_S 1.0 /* the same where of some of the host nobody has heard anything */
+#define LOST_S 0.4 /* time to report for members that no other can reach, or whose host is gone */
+#define GONE_S 1.0 /* the same if no member has lost some of the members on that host */
 
-/* Times to report, in units of report_s, when nothing has failed, or when nobody has reported. */
+/* Time to report, in units of report_s, if nothing has failed or no member has reported. */
 #define UNHURRIED 30.0
-/* The second proposer steps in so much later than the first, and so on. */
+/* Each further proposer waits this much longer than the one before. */
 #define TURN_S 0.5
-/* At most so long a member that makes progress is waited for; it is looked at so often. */
+/* Maximum wait for a member that makes progress, and the interval of checking it. */
 #define MAX_BUSY_S 60.0
 #define BUSY_LOOK_S 0.25
-/* So long those that are too few without the others believe that these are cut off. */
+/* How long members that are below the minimum exclude unreachable members, before they try with them. */
 #define CUT_S 5.0
-/* So long a host with the newest state is waited for: longer than an agent pauses between two starts. */
+/* Maximum wait for a host with the newest state: longer than an agent pauses between two starts. */
 #define AWAY_S 45.0
 
 const char tdm__asked_to_leave[] = "asked to leave";
@@ -53,7 +57,7 @@ void tdm__epoch_history_init(tdm__epoch_history *memo)
                                  .away_s = -1};
 }
 
-/* When this began: at the first look at which it was so. */
+/* Time of the first view with this condition; -1 while it does not hold. */
 static double since(double *begun_s, bool is_so, double now_s)
 {
     if (!is_so)
@@ -84,7 +88,7 @@ static bool is_failure(const tdm__view *view)
     return false;
 }
 
-/* ---- who takes part -------------------------------------------------------------------------- */
+/* ---- members of the next epoch --------------------------------------------------------------- */
 
 static int by_age(const void *a, const void *b)
 {
@@ -114,8 +118,8 @@ static bool is_holder(const tdm__view *view, const tdm__view_member *m)
     return false;
 }
 
-/* Whether a member of the epoch is left out because its host does not fit. Others of that host are not taken in
- * by the same proposal: its agent withdraws them. */
+/* Whether a member of the epoch is excluded because its host is refused. The same proposal does not add other
+ * members of that host: its agent withdraws them. */
 static bool is_host_refused(const tdm__view *view, const char *host)
 {
     for (int i = 0; i < view->size; i++)
@@ -140,7 +144,7 @@ static int newcomers_by_age(tdm__view *view, tdm__view_member **out)
     return count;
 }
 
-/* Those of `host` among the newcomers, by slot, to the end of the list; each is taken out. */
+/* Moves the newcomers of `host`, sorted by slot, to the end of the plan. */
 static void add_host(tdm__epoch_plan *plan, tdm__view_member **newcomers, int count,
                      const char *host)
 {
@@ -154,7 +158,7 @@ static void add_host(tdm__epoch_plan *plan, tdm__view_member **newcomers, int co
           by_slot);
 }
 
-/* The oldest newcomers for which there is room, host by host: those of hosts that are there first. */
+/* Adds the oldest newcomers, up to `room`, host by host: first those of hosts that are in the plan. */
 static void add_newcomers(tdm__view *view, int room, tdm__epoch_plan *plan)
 {
     tdm__view_member *newcomers[TDM__MAX_EPOCH];
@@ -166,7 +170,7 @@ static void add_newcomers(tdm__view *view, int room, tdm__epoch_plan *plan)
         if (newcomers[i]) add_host(plan, newcomers, count, newcomers[i]->host);
 }
 
-/* The report that says that this member and one that stays refuse each other; NULL: there is none. */
+/* Why this member and one that stays refuse a connection, from their reports; NULL: they do not. */
 static const char *refusal_of(const tdm__view_member *m, tdm__view_member *const *reporters,
                               const bool *keep, int count)
 {
@@ -179,10 +183,10 @@ static const char *refusal_of(const tdm__view_member *m, tdm__view_member *const
     return NULL;
 }
 
-/* Leaves out for good the members that do not fit those that stay, and with each the others of its host: they
- * have the same certificate. A member that has the state is left out like one that is cut off: its agent may
- * start it again. The epoch has the full reason once, because its text is limited. */
-static void expel(tdm__view_member *const *reporters, bool *keep, int count)
+/* Excludes permanently the members that are refused by those that stay, together with the other members of their
+ * hosts: they have the same certificate. A member that has the state is excluded like one that is cut off: its
+ * agent may restart it. The epoch has the full reason once, because its text is limited. */
+static void exclude_refused(tdm__view_member *const *reporters, bool *keep, int count)
 {
     const char *said = NULL;
     for (int i = 0; i < count; i++) {
@@ -202,7 +206,7 @@ static void expel(tdm__view_member *const *reporters, bool *keep, int count)
     }
 }
 
-/* Those of the epoch that stay, in its order; says of the others why they do not. */
+/* Adds the members of the epoch that stay, in its order; sets left_why of the others. */
 static void add_survivors(tdm__view *view, bool check_cuts, tdm__epoch_plan *plan)
 {
     tdm__view_member *reporters[TDM__MAX_EPOCH] = {NULL};
@@ -218,7 +222,7 @@ static void add_survivors(tdm__view *view, bool check_cuts, tdm__epoch_plan *pla
                                         : "it did not report in time";
     }
     tdm__epoch_reach(reporters, count, keep);
-    expel(reporters, keep, count);
+    exclude_refused(reporters, keep, count);
     for (int i = 0; i < count; i++) {
         tdm__view_member *m = reporters[i];
         if (keep[i] || (!check_cuts && !m->is_refused))
@@ -228,20 +232,20 @@ static void add_survivors(tdm__view *view, bool check_cuts, tdm__epoch_plan *pla
     }
 }
 
-static int whole_of(const tdm__epoch_plan *plan)
+static int count_whole(const tdm__epoch_plan *plan)
 {
     int count = 0;
     for (int i = 0; i < plan->next_count; i++) count += plan->next[i]->is_whole;
     return count;
 }
 
-/* Those that were asked to leave go, the last ranks first, as long as enough stay, and one at least of
- * those that have the state: newcomers have none yet. */
-static void dismiss(tdm__epoch_plan *plan, int min, int newcomers)
+/* Removes the members that were asked to leave, the last ranks first, as long as the minimum and at least one
+ * member with the state stay: newcomers do not have the state yet. */
+static void remove_leavers(tdm__epoch_plan *plan, int min, int newcomers)
 {
     for (int i = plan->next_count - 1; i >= 0; i--) {
         tdm__view_member *m = plan->next[i];
-        if (m->is_whole && whole_of(plan) < 2) continue;
+        if (m->is_whole && count_whole(plan) < 2) continue;
         if (!m->should_leave || plan->next_count - 1 + newcomers < min) continue;
         m->left_why = tdm__asked_to_leave;
         plan->next_count--;
@@ -250,23 +254,23 @@ static void dismiss(tdm__epoch_plan *plan, int min, int newcomers)
     }
 }
 
-static void compose(tdm__view *view, const tdm__epoch_rules *rules, bool check_cuts,
-                    tdm__epoch_plan *plan)
+static void plan_compose(tdm__view *view, const tdm__epoch_rules *rules, bool check_cuts,
+                         tdm__epoch_plan *plan)
 {
     int max = rules->max > 0 && rules->max < TDM__MAX_EPOCH ? rules->max : TDM__MAX_EPOCH;
     int newcomers = 0;
     plan->next_count = 0;
     tdm__view_newcomers(view, 0, &newcomers);
     add_survivors(view, check_cuts, plan);
-    dismiss(plan, rules->min, newcomers);
+    remove_leavers(plan, rules->min, newcomers);
     while (plan->next_count > max)
         plan->next[--plan->next_count]->left_why = "there are more members than elastic.max";
     add_newcomers(view, max - plan->next_count, plan);
 }
 
-/* ---- when, and by whom ----------------------------------------------------------------------- */
+/* ---- time and proposer ----------------------------------------------------------------------- */
 
-/* Whether the time has come to propose; if not, until when to wait. */
+/* Whether the first epoch may be proposed now; if not, the plan says until when to wait. */
 static bool is_first_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_history *memo,
                          double now_s, tdm__epoch_plan *plan)
 {
@@ -276,7 +280,7 @@ static bool is_first_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__ep
     if (rules->max > 0 && expected > rules->max) expected = rules->max;
     double enough_s = since(&memo->enough_s, count >= rules->min, now_s);
     if (expected > 0 && count >= expected) return true;
-    if (enough_s < 0) return true; /* too few: that is said elsewhere */
+    if (enough_s < 0) return true; /* below the minimum: propose() reports it */
     if (now_s - enough_s >= rules->settle_s) return true;
     wait_until(plan, enough_s + rules->settle_s, "the others to start");
     return false;
@@ -296,8 +300,8 @@ static bool is_closed(const tdm__view *view, const tdm__view_member *m)
     return false;
 }
 
-/* Whether somebody who reported could not reach it. One that was reached and refused may still report. */
-static bool is_named(const tdm__view *view, const tdm__view_member *m)
+/* Whether a reporter could not reach it. A member that was reached and refused may still report. */
+static bool is_unreachable(const tdm__view *view, const tdm__view_member *m)
 {
     for (int i = 0; i < view->size; i++) {
         const tdm__view_member *one = &view->members[i];
@@ -308,27 +312,27 @@ static bool is_named(const tdm__view *view, const tdm__view_member *m)
     return is_closed(view, m);
 }
 
-/* How long to wait for those of this host. All its processes seem to have ended at once when of one of them
- * a connection was closed without a good-bye, none of them has reported, and its agent, which would have said
- * of that one how it ended, has not. One that nobody has missed yet may live, and get more time for that. */
-static double host_s(const tdm__view *view, const char *host, double report_s)
+/* How long to wait for the members of this host. Its processes seem to have ended all at once if the connection
+ * of one was closed without a BYE, none of them has reported, and its agent has not reported the end of one. A
+ * member that no reporter has lost yet may be alive, so it gets more time. */
+static double host_report_s(const tdm__view *view, const char *host, double report_s)
 {
-    bool has_closed = false, are_named = true;
+    bool has_closed = false, all_unreachable = true;
     for (int i = 0; i < view->size; i++) {
         const tdm__view_member *m = &view->members[i];
         if (strcmp(m->host, host) != 0) continue;
         if (m->has_reported || m->is_dead) return report_s;
         has_closed = has_closed || is_closed(view, m);
-        are_named = are_named && (!is_missing(m) || is_named(view, m));
+        all_unreachable = all_unreachable && (!is_missing(m) || is_unreachable(view, m));
     }
     if (!has_closed) return report_s;
-    return fmin(are_named ? LOST_S : GONE_S, report_s);
+    return fmin(all_unreachable ? LOST_S : GONE_S, report_s);
 }
 
-/* How long to wait for those that have not reported: not for long where they are all of hosts that are gone,
- * and no more than those who have. The same if their network was cut, in a way that closes connections: then
- * either half may go on. */
-static double gone_s(const tdm__view *view, double report_s)
+/* How long to wait for the members that have not reported: a short time if all of them are on hosts that are
+ * gone and they do not outnumber the reporters. A network partition that closes connections looks the same; then
+ * either half may continue. */
+static double missing_report_s(const tdm__view *view, double report_s)
 {
     int reporters = 0, missing = 0;
     double longest_s = 0;
@@ -336,14 +340,14 @@ static double gone_s(const tdm__view *view, double report_s)
         const tdm__view_member *m = &view->members[i];
         reporters += is_reporter(m);
         missing += is_missing(m);
-        if (is_missing(m)) longest_s = fmax(longest_s, host_s(view, m->host, report_s));
+        if (is_missing(m)) longest_s = fmax(longest_s, host_report_s(view, m->host, report_s));
     }
     return reporters >= missing ? longest_s : report_s;
 }
 
-/* Whether those that have not reported are out of reach of all who have, and these would be chosen if it
- * were a cut: then there is little to wait for. */
-static bool are_lost(const tdm__view *view)
+/* Whether no reporter can reach any member that has not reported, and the reporters would be chosen if it were a
+ * network partition: then a short wait is enough. */
+static bool missing_are_lost(const tdm__view *view)
 {
     int reporters = 0, missing = 0, lowest = -1;
     for (int i = 0; i < view->size; i++) {
@@ -360,17 +364,18 @@ static bool are_lost(const tdm__view *view)
     return reporters > missing || (reporters == missing && lowest == 1);
 }
 
-/* Whether one that has not reported makes progress, as the kernel of this host says. One that others could
- * not reach has got its time in the call that found that out. */
-static bool is_one_busy(const tdm__view *view)
+/* Whether a member that has not reported makes progress, according to the kernel of this host. A member that
+ * another one could not reach had its time in the call that failed. */
+static bool missing_is_busy(const tdm__view *view)
 {
     for (int i = 0; i < view->size; i++) {
         const tdm__view_member *m = &view->members[i];
-        if (is_missing(m) && m->is_busy && !is_named(view, m)) return true;
+        if (is_missing(m) && m->is_busy && !is_unreachable(view, m)) return true;
     }
     return false;
 }
 
+/* Whether the next epoch may be proposed now; if not, the plan says until when to wait. */
 static bool is_next_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_history *memo,
                         double now_s, tdm__epoch_plan *plan)
 {
@@ -388,17 +393,19 @@ static bool is_next_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epo
     double due_s = broken_s + UNHURRIED * rules->report_s;
     if (has_failed && has_state) {
         double report_s = rules->report_s;
-        due_s = failed_s + (are_lost(view) ? fmin(LOST_S, report_s) : gone_s(view, report_s));
+        due_s = failed_s + (missing_are_lost(view) ? fmin(LOST_S, report_s)
+                                                   : missing_report_s(view, report_s));
     }
-    /* Slow ones are waited for, and looked at again and again: their host is busy. */
-    if (is_one_busy(view)) due_s = fmax(due_s, fmin(now_s + BUSY_LOOK_S, broken_s + MAX_BUSY_S));
+    /* A busy host makes members slow: wait for them, and check them repeatedly. */
+    if (missing_is_busy(view))
+        due_s = fmax(due_s, fmin(now_s + BUSY_LOOK_S, broken_s + MAX_BUSY_S));
     if (!misses) due_s = alone_s >= 0 && is_silent ? alone_s + rules->silence_s : now_s;
     if (now_s >= due_s) return true;
     wait_until(plan, due_s, "the others to leave the epoch");
     return false;
 }
 
-/* How many would propose before this one. */
+/* Number of members that propose before this one. */
 static int turn_of(tdm__view *view, const char *id)
 {
     tdm__view_member *newcomers[TDM__MAX_EPOCH];
@@ -412,17 +419,17 @@ static int turn_of(tdm__view *view, const char *id)
     return turn;
 }
 
-static bool takes_part(const tdm__epoch_plan *plan, uint64_t shm_id)
+static bool plan_has_shm(const tdm__epoch_plan *plan, uint64_t shm_id)
 {
     for (int i = 0; i < plan->next_count; i++)
         if (plan->next[i]->shm_id == shm_id) return true;
     return false;
 }
 
-/* Whether the agent that keeps a memory is about to start workers on it. With `is_sure` it must have said so,
- * or told of the death of one, or one must be there that is not ready yet: a host that is gone as a whole tells
- * nothing, and its agent's record ends some time later. */
-static bool is_starting(const tdm__view *view, const tdm__view_member *holder, bool is_sure)
+/* Whether the agent of a holder is about to start workers that use its memory. With `is_sure` there must be
+ * evidence: the agent announces the start, it has reported the end of a worker, or a new worker has a record. A
+ * host that failed as a whole gives no such evidence, although the record of its agent remains for some time. */
+static bool holder_is_starting(const tdm__view *view, const tdm__view_member *holder, bool is_sure)
 {
     const tdm__view_host *record = NULL;
     for (int i = 0; i < view->host_count && !record; i++)
@@ -437,17 +444,17 @@ static bool is_starting(const tdm__view *view, const tdm__view_member *holder, b
     return false;
 }
 
-/* A host without which the newest state is lost, though it may come back; NULL: there is none. */
-static const char *host_away(const tdm__view *view, const tdm__epoch_rules *rules,
-                             const tdm__epoch_plan *plan)
+/* A missing host that may return and without which the newest state is lost; NULL: none. */
+static const char *missing_holder(const tdm__view *view, const tdm__epoch_rules *rules,
+                                  const tdm__epoch_plan *plan)
 {
     const char *away = NULL;
     int here = 0;
     for (int i = 0; i < view->holder_count; i++) {
         const tdm__view_member *holder = &view->holders[i];
-        if (holder->shm_id == 0 || takes_part(plan, holder->shm_id))
+        if (holder->shm_id == 0 || plan_has_shm(plan, holder->shm_id))
             here++;
-        else if (is_starting(view, holder, rules->needs_all))
+        else if (holder_is_starting(view, holder, rules->needs_all))
             away = holder->host;
     }
     bool is_enough = rules->needs_all ? here == view->holder_count : here > 0;
@@ -460,13 +467,13 @@ static tdm__decision propose(tdm__view *view, const tdm__epoch_rules *rules,
     bool is_due = view->number == 0 ? is_first_due(view, rules, memo, now_s, plan)
                                     : is_next_due(view, rules, memo, now_s, plan);
     if (!is_due) return TDM__DECISION_WAIT;
-    /* Who shall stop needs no company: one step, a checkpoint, and that is the end. */
+    /* One member is enough to stop the run: it does one step, writes a checkpoint and ends. */
     int min = view->should_stop ? 1 : rules->min;
-    compose(view, rules, true, plan);
+    plan_compose(view, rules, true, plan);
     bool is_short = plan->next_count < min || plan->next_count == 0;
-    /* Too few, because a network is cut: it may be whole again, which only an epoch finds out. */
+    /* Below the minimum because of a network partition. It may have healed; only an epoch can find out. */
     bool is_long = is_short && memo->short_s >= 0 && now_s - memo->short_s >= CUT_S;
-    if (is_long) compose(view, rules, false, plan);
+    if (is_long) plan_compose(view, rules, false, plan);
     is_short = plan->next_count < min || plan->next_count == 0;
     double short_s = since(&memo->short_s, is_short, now_s);
     double due_s = since(&memo->due_s, !is_short, now_s);
@@ -476,7 +483,7 @@ static tdm__decision propose(tdm__view *view, const tdm__epoch_rules *rules,
         double again_s = now_s < short_s + CUT_S ? short_s + CUT_S : short_s + rules->wait_s;
         return wait_until(plan, again_s, "more members");
     }
-    const char *away = host_away(view, rules, plan);
+    const char *away = missing_holder(view, rules, plan);
     double away_s = since(&memo->away_s, away != NULL, now_s);
     if (away && now_s - away_s < AWAY_S) {
         plan->away = away;
@@ -513,7 +520,7 @@ tdm__decision tdm__epoch_decide(tdm__view *view, const tdm__epoch_rules *rules,
     }
     if (me && !is_in && me->should_leave && tdm__view_can_spare(view))
         return TDM__DECISION_DISMISSED;
-    if (!me || !me->is_here) /* the watcher is about to put its record back */
+    if (!me || !me->is_here) /* the watcher will write its record again */
         return wait_until(plan, now_s + TURN_S, "its own record");
     if (view->number > 0 && !is_broken)
         return wait_until(plan, now_s + UNHURRIED, "a place in the next epoch");

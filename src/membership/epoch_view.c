@@ -1,18 +1,18 @@
 /*
- * epoch_view.c: reads all that the store says about a session, at one revision, into one table of members.
+ * epoch_view.c: reads everything the store has about a session, at one revision, into one table of members.
  *
- * Whatever others put there is checked: a record that is no JSON object, or a name that cannot be one, is
- * as if it were not there; an epoch that cannot be read is an error, for nothing can be agreed without it.
- * The table has the members of the epoch first, by rank, and then everybody else with a record, in order
- * of name. Nothing here waits but for the one call that lists the keys.
+ * The values come from other processes and are checked: a record that is not a JSON object or has an invalid
+ * id is ignored; an invalid epoch is an error, because members cannot agree without it. The table has the
+ * members of the epoch first, by rank, and then all other members with a record, in order of id. The only
+ * call that may block is the one that lists the keys.
  */
 #include "membership/member.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* `key` behind `prefix`, or NULL. */
-static const char *behind(const char *key, const char *prefix)
+/* The part of `key` after `prefix`; NULL: it does not start with it. */
+static const char *after_prefix(const char *key, const char *prefix)
 {
     size_t length = strlen(prefix);
     return strncmp(key, prefix, length) == 0 ? key + length : NULL;
@@ -24,7 +24,7 @@ static bool is_name(const char *id)
     return length > 0 && length < TDM_MEMBER_ID_BYTES && !strchr(id, '/');
 }
 
-/* NULL when the value is no JSON object. */
+/* NULL: the value is not a JSON object. */
 static const tdm_json *object_of(const tdm_kv_item *item, tdm_arena *arena)
 {
     const tdm_json *json = NULL;
@@ -51,7 +51,7 @@ static double real_of(const tdm_json *object, const char *key)
     return value && value->type == TDM_JSON_NUMBER ? value->number : 0;
 }
 
-/* 64 bits as text: a number of JSON does not hold them. */
+/* As hexadecimal text: JSON numbers do not hold 64 bits. */
 static uint64_t shm_id_of(const tdm_json *object)
 {
     const char *text = text_of(object, "vault", "");
@@ -71,15 +71,16 @@ tdm__view_member *tdm__view_find(const tdm__view *view, const char *id)
     return NULL;
 }
 
-static tdm__view_member *add(tdm__view *view, const char *id, const char *host)
+static tdm__view_member *view_add(tdm__view *view, const char *id, const char *host)
 {
     tdm__view_member *m = &view->members[view->count++];
     *m = (tdm__view_member){.id = id, .host = host, .rank = -1};
     return m;
 }
 
-/* For every record there may be, and for the members of the epoch. */
-static tdm_status make_room(tdm__view *view, size_t epoch_size, tdm_arena *arena, tdm_error *err)
+/* Allocates the table for all records and the members of the epoch. */
+static tdm_status view_allocate(tdm__view *view, size_t epoch_size, tdm_arena *arena,
+                                tdm_error *err)
 {
     view->members = tdm_arena_array(arena, view->item_count + epoch_size + 1,
                                     sizeof(*view->members));
@@ -106,7 +107,7 @@ static tdm_status read_epoch(tdm__view *view, const tdm_kv_item *item, tdm_arena
                         "the value of \"%s\" in the store is not a valid epoch; was it written by "
                         "another program?",
                         item->key);
-    TDM_TRY(make_room(view, members->count, arena, err));
+    TDM_TRY(view_allocate(view, members->count, arena, err));
     view->number = (uint32_t)number;
     view->epoch_revision = item->revision;
     for (const tdm_json *one = members->first; one; one = one->next) {
@@ -116,14 +117,14 @@ static tdm_status read_epoch(tdm__view *view, const tdm_kv_item *item, tdm_arena
             return tdm_fail(err, TDM_ERR_FORMAT,
                             "the epoch in \"%s\" of the store has a duplicate or invalid member",
                             item->key);
-        tdm__view_member *m = add(view, id, host);
+        tdm__view_member *m = view_add(view, id, host);
         m->rank = view->size++;
-        m->pid = pid_of(one); /* its record may be gone when that matters */
+        m->pid = pid_of(one); /* its record may be gone when the pid is needed */
     }
     return TDM_OK;
 }
 
-/* Who was left out by this epoch or earlier ones. Only known names: theirs have records. */
+/* Marks the members that this epoch or earlier ones excluded. Only members in the table: those with a record. */
 static void read_left(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena)
 {
     const tdm_json *left = tdm_json_get(object_of(item, arena), "left");
@@ -144,7 +145,7 @@ static void read_record(tdm__view *view, const char *id, const tdm_kv_item *item
     const char *host = text_of(record, "host", "");
     if (strnlen(host, TDM_HOST_BYTES) >= TDM_HOST_BYTES) return;
     tdm__view_member *m = tdm__view_find(view, id);
-    if (!m) m = add(view, id, host);
+    if (!m) m = view_add(view, id, host);
     m->is_here = true;
     m->is_ready = is_true(record, "ready");
     uint64_t slot = number_of(record, "slot");
@@ -246,25 +247,25 @@ static void read_about(tdm__view *view, const tdm_kv_item *item, tdm_arena *aren
     view->expected = expected < TDM__MAX_EPOCH ? (int)expected : TDM__MAX_EPOCH;
 }
 
-/* What is about members that are in the table. */
+/* Reads the keys other than records; the table of members is complete. */
 static tdm_status read_rest(tdm__view *view, const char *key, const tdm_kv_item *item,
                             tdm_arena *arena, tdm_error *err)
 {
     const char *rest = NULL;
-    if ((rest = behind(key, "dead/")) != NULL) {
+    if ((rest = after_prefix(key, "dead/")) != NULL) {
         read_dead(view, rest, item, arena);
-    } else if ((rest = behind(key, "reports/")) != NULL) {
+    } else if ((rest = after_prefix(key, "reports/")) != NULL) {
         return read_report(view, rest, item, arena, err);
-    } else if ((rest = behind(key, "wishes/leave/")) != NULL) {
+    } else if ((rest = after_prefix(key, "wishes/leave/")) != NULL) {
         tdm__view_member *m = tdm__view_find(view, rest);
         if (m) m->should_leave = true;
     } else if (strcmp(key, "epoch") == 0) {
         read_left(view, item, arena);
     } else if (strcmp(key, "wishes/stop") == 0) {
         view->should_stop = true;
-    } else if (behind(key, "wishes/save/") != NULL) {
+    } else if (after_prefix(key, "wishes/save/") != NULL) {
         if (item->revision > view->save_wish) view->save_wish = item->revision;
-    } else if (behind(key, "hosts/") != NULL) {
+    } else if (after_prefix(key, "hosts/") != NULL) {
         read_host(view, item, arena);
     } else if (strcmp(key, "state") == 0) {
         return read_state(view, item, arena, err);
@@ -287,9 +288,9 @@ tdm_status tdm__view_read(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_
     for (size_t i = 0; i < view.item_count; i++)
         if (strcmp(items[i].key + skip, "epoch") == 0)
             TDM_TRY(read_epoch(&view, &items[i], arena, err));
-    if (!view.members) TDM_TRY(make_room(&view, 0, arena, err));
+    if (!view.members) TDM_TRY(view_allocate(&view, 0, arena, err));
     for (size_t i = 0; i < view.item_count; i++) {
-        const char *id = behind(items[i].key + skip, "members/");
+        const char *id = after_prefix(items[i].key + skip, "members/");
         if (id) read_record(&view, id, &items[i], arena);
     }
     for (size_t i = 0; i < view.item_count; i++)

@@ -1,15 +1,35 @@
 /*
- * member.c: a member of a session: its record in the store, where rank 0 listens, and what it knows of
- * the epoch without asking.
+ * member.c: a member of a session: its record in the store, the endpoint of rank 0, and what the member
+ * knows of its epoch without asking the store.
  *
- * Its name is never used again, so a record that others miss can be put back without harm: a lease only
- * says who should be asked to report; what counts is the epoch. Hence a member whose lease has ended, or
- * that was stopped for a while, goes on if nobody has gone on without it.
+ * The id of a member is never reused, so a record that has disappeared can be written again without harm.
+ * An expired lease only makes the other members report; the epoch decides who is a member. A member whose
+ * lease expired, or that was stopped for a while, therefore continues if it still is in the current epoch.
  *
- * Threading: `kv` belongs to the thread that trains, `watch_kv` to the watcher, `confirm_kv` to whoever
- * holds confirm_lock. Knowledge is shared under `lock`, which is never held while the store is asked.
+ * States of the epoch of a member (`active`, `is_broken`). elastic.c activates and deactivates; the
+ * watcher interrupts.
+ *
+ *                 elastic.c enters an epoch
+ *      NONE -------------------------------> ACTIVE
+ *   active == 0                           active == number
+ *       ^  ^                              !is_broken
+ *       |  |        elastic.c leaves          |
+ *       |  +----------------------------------+
+ *       |                                     | watcher: a member is gone or has left,
+ *       |                                     | another epoch is current, the run has ended
+ *       |                                     | or the store does not respond
+ *       |           elastic.c leaves          v
+ *       +--------------------------------- BROKEN
+ *                                         active == number, is_broken
+ *
+ * tdm_member_epoch_holds is true in ACTIVE only.
+ *
+ * Threading: `kv` belongs to the training thread, `watch_kv` to the watcher, `confirm_kv` to the thread
+ * that holds confirm_lock. Shared fields are protected by `lock`, which is never held during a call to the
+ * store.
  */
 #include "membership/member.h"
+#include "base/base.h"
 #include "os/thread.h"
 
 #include <errno.h>
@@ -49,7 +69,7 @@ void tdm__member_heard(tdm_member *member, double now_s)
 
 /* ---- the record ------------------------------------------------------------------------------ */
 
-static void write_record(tdm_member *m, tdm_str *out)
+static void record_write(tdm_member *m, tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
@@ -78,7 +98,7 @@ tdm_status tdm__member_put_record(tdm_member *member, tdm_kv *kv, uint64_t lease
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_str text = TDM_STR_INIT;
-    write_record(member, &text);
+    record_write(member, &text);
     tdm__member_key(member, key, "members/%s", member->id);
     tdm_status status = tdm_str_ok(&text)
                             ? tdm_kv_put(kv, key, tdm_str_text(&text), lease, err)
@@ -92,10 +112,10 @@ tdm_status tdm__member_put_record(tdm_member *member, tdm_kv *kv, uint64_t lease
     return status;
 }
 
-/* There is a record of this name: of this process, when an earlier try had its effect too late to be seen;
- * then it is taken over. */
-static tdm_status take_over(tdm_member *m, const char *key, const char *text, uint64_t lease,
-                            uint64_t *born, tdm_error *err)
+/* Takes over an existing record with this id if this process wrote it: an earlier attempt timed out but took
+ * effect. */
+static tdm_status record_take_over(tdm_member *m, const char *key, const char *text, uint64_t lease,
+                                   uint64_t *born, tdm_error *err)
 {
     tdm_arena *arena = tdm_arena_create("record");
     if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a member's record");
@@ -121,7 +141,7 @@ static tdm_status take_over(tdm_member *m, const char *key, const char *text, ui
     return status;
 }
 
-/* Takes a lease, and hangs the first record on it. */
+/* Creates a lease, and the first record with it. */
 static tdm_status register_member(tdm_member *m, tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
@@ -129,14 +149,14 @@ static tdm_status register_member(tdm_member *m, tdm_error *err)
     m->lease_asked_s = tdm__heartbeat_lease_s(&m->heartbeats);
     TDM_TRY(tdm_kv_lease(m->watch_kv, m->lease_asked_s, &lease, err));
     tdm_str text = TDM_STR_INIT;
-    write_record(m, &text);
+    record_write(m, &text);
     tdm__member_key(m, key, "members/%s", m->id);
     tdm_status status = tdm_str_ok(&text)
                             ? tdm_kv_swap(m->watch_kv, key, 0, tdm_str_text(&text), lease, &born,
                                           err)
                             : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a member's record");
     if (status == TDM_ERR_EXISTS)
-        status = take_over(m, key, tdm_str_text(&text), lease, &born, err);
+        status = record_take_over(m, key, tdm_str_text(&text), lease, &born, err);
     tdm_str_release(&text);
     if (status != TDM_OK) {
         tdm_kv_release(m->watch_kv, lease, NULL);
@@ -144,13 +164,13 @@ static tdm_status register_member(tdm_member *m, tdm_error *err)
     }
     m->lease = lease;
     m->born = born;
-    m->record_is_old = true; /* it has no born yet */
+    m->record_is_old = true; /* the record does not have `born` yet */
     m->heard_s = tdm_kv_now(m->watch_kv);
     m->beat_s = m->heard_s;
     return TDM_OK;
 }
 
-/* ---- life time ------------------------------------------------------------------------------- */
+/* ---- lifetime -------------------------------------------------------------------------------- */
 
 static void sleep_for(void *user, double seconds)
 {
@@ -160,15 +180,15 @@ static void sleep_for(void *user, double seconds)
     }
 }
 
-static bool fits(const char *text, size_t bytes)
+static bool text_fits(const char *text, size_t bytes)
 {
     return text && *text && strnlen(text, bytes) < bytes && !strchr(text, '/');
 }
 
 static tdm_status check_options(const tdm_member_options *o, tdm_error *err)
 {
-    if (!fits(o->session, TDM__SESSION_BYTES) || !fits(o->id, TDM_MEMBER_ID_BYTES) ||
-        !fits(o->host, TDM_HOST_BYTES))
+    if (!text_fits(o->session, TDM__SESSION_BYTES) || !text_fits(o->id, TDM_MEMBER_ID_BYTES) ||
+        !text_fits(o->host, TDM_HOST_BYTES))
         return tdm_fail(err, TDM_ERR_INVALID,
                         "a member needs a session, an id and a host, without slashes, shorter "
                         "than %d, %d and %d bytes",
@@ -181,7 +201,7 @@ static tdm_status check_options(const tdm_member_options *o, tdm_error *err)
     return TDM_OK;
 }
 
-static void release(tdm_member *m)
+static void member_release(tdm_member *m)
 {
     tdm_kv_close(m->kv);
     tdm_kv_close(m->watch_kv);
@@ -234,14 +254,14 @@ tdm_status tdm__member_create_with(const tdm_member_options *options,
     m->newcomers_s = m->verdict_s = -1;
     status = register_member(m, err);
     if (status != TDM_OK) {
-        release(m);
+        member_release(m);
         return status;
     }
     *out = m;
     return TDM_OK;
 }
 
-static void *watch(void *user)
+static void *watcher_main(void *user)
 {
     tdm_member *m = user;
     for (;;) {
@@ -253,7 +273,7 @@ static void *watch(void *user)
     }
 }
 
-/* Opens what `create` needs; the watcher's calls end sooner, so that a sign of life is not late. */
+/* Opens the three handles. Calls of the watcher have a shorter timeout, so that a heartbeat is not late. */
 static tdm_status open_parts(const tdm_member_options *options, tdm__member_parts *out,
                              tdm_error *err)
 {
@@ -292,7 +312,7 @@ tdm_status tdm_member_create(const tdm_member_options *options, tdm_member **out
         if (is_first) tdm_log(TDM_LOG_WARN, "cluster", "waiting for the store: %s", why.message);
         sleep_for(NULL, LOOK_S);
     }
-    tdm_status started = tdm__thread_start(&m->thread, watch, m, err);
+    tdm_status started = tdm__thread_start(&m->thread, watcher_main, m, err);
     if (started != TDM_OK) {
         tdm_member_destroy(m);
         return started;
@@ -310,11 +330,11 @@ void tdm_member_destroy(tdm_member *member)
     uint64_t lease = member->lease;
     pthread_mutex_unlock(&member->lock);
     if (member->has_thread) {
-        tdm_kv_release(member->kv, lease, NULL); /* a change, which the thread waits for */
-        pthread_join(member->thread, NULL);      /* it may have got another one just before */
+        tdm_kv_release(member->kv, lease, NULL); /* wakes the thread, which waits for a change */
+        pthread_join(member->thread, NULL);      /* it may have replaced the lease meanwhile */
     }
     tdm_kv_release(member->watch_kv, member->lease, NULL);
-    release(member);
+    member_release(member);
 }
 
 const char *tdm_member_id(const tdm_member *member)
@@ -373,7 +393,7 @@ uint64_t tdm_member_save_request(tdm_member *member)
 
 bool tdm_member_epoch_holds(const tdm_member *member, uint32_t epoch)
 {
-    tdm_member *m = (tdm_member *)member; /* for its lock alone */
+    tdm_member *m = (tdm_member *)member; /* only to lock it */
     double now_s = tdm_kv_now(m->watch_kv);
     pthread_mutex_lock(&m->lock);
     bool holds = m->active == epoch && !m->is_broken && !m->should_stop &&
@@ -382,7 +402,8 @@ bool tdm_member_epoch_holds(const tdm_member *member, uint32_t epoch)
     return holds;
 }
 
-/* Whatever keeps the store from answering only ends this epoch: the next one is agreed on there, too. */
+/* If the store cannot be reached, only this epoch ends, with TDM_ERR_PEER_FAILED: agreement on the next epoch
+ * needs the store as well. */
 tdm_status tdm_member_publish_endpoint(tdm_member *member, uint32_t epoch, const char *door,
                                        tdm_error *err)
 {

@@ -2,8 +2,7 @@
  * tls_record.c: records of TLS 1.3. See the header.
  */
 #include "net/tls_record.h"
-
-#include <tandem/base.h>
+#include "base/base.h"
 
 #include <openssl/crypto.h>
 #include <string.h>

@@ -5,6 +5,8 @@
  * in proportion to its probability. All of it is in double precision and a fixed order, so the
  * choice is a function of the logits and the random number only.
  */
+#include "base/base.h"
+
 #include <tandem/nn.h>
 
 #include <math.h>

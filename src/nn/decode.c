@@ -13,6 +13,7 @@
  * used). Nothing is allocated after creation.
  */
 #include "nn/decode.h"
+#include "nn/nn.h"
 
 #include "nn/internal.h"
 #include "tensor/kernel.h"

@@ -2,9 +2,10 @@
 #ifndef TANDEM_NN_INTERNAL_H
 #define TANDEM_NN_INTERNAL_H
 
+#include "os/os.h"
+
 #include <tandem/library.h>
 #include <tandem/nn.h>
-#include <tandem/os.h>
 
 typedef struct tdm_model_ops {
     const char *name;

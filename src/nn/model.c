@@ -3,7 +3,10 @@
  * used as they are), loss or probabilities last, and initial values. The code of a library stays
  * loaded as long as a graph that it built: the graph keeps it.
  */
+#include "graph/graph.h"
+#include "job/job.h"
 #include "nn/internal.h"
+#include "nn/nn.h"
 #include "tensor/kernel.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 /* registry.c: the list of named architectures, without those of libraries. */
+#include "job/job.h"
 #include "nn/internal.h"
 
 static const tdm_model_ops *const models[] = {

@@ -5,7 +5,7 @@
 #ifndef TANDEM_OPTIM_INTERNAL_H
 #define TANDEM_OPTIM_INTERNAL_H
 
-#include <tandem/optim.h>
+#include "optim/optim.h"
 
 /* Operations on a gradient before an update, and on an average after it. */
 typedef struct tdm__optim_loops {

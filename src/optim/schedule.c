@@ -9,7 +9,8 @@
  * A warm-up may precede any of them: the rate rises in equal increments, and then the schedule
  * begins, with the remaining steps.
  */
-#include <tandem/optim.h>
+#include "base/base.h"
+#include "optim/optim.h"
 
 #include <math.h>
 

@@ -5,7 +5,7 @@
 #ifndef TANDEM_OS_INTERNAL_H
 #define TANDEM_OS_INTERNAL_H
 
-#include <tandem/os.h>
+#include "os/os.h"
 
 /* Whether a test makes this operation fail; sets errno to the reason. */
 bool tdm__fault_hit(unsigned kind);

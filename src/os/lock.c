@@ -2,6 +2,8 @@
  * lock.c: a lock in shared memory, for processes that may die or be stopped while they hold it. See the header.
  */
 #include "os/lock.h"
+#include "base/base.h"
+#include "os/os.h"
 
 #include <errno.h>
 #include <stdio.h>

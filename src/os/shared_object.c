@@ -5,7 +5,7 @@
  * close, so no list of open objects is needed. All symbols are resolved when it is opened, so a missing
  * one is reported immediately and not inside a step. Its symbols are local and cannot replace others.
  */
-#include <tandem/os.h>
+#include "os/os.h"
 
 #include <dlfcn.h>
 #include <stdio.h>

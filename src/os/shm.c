@@ -11,6 +11,7 @@
  * that is stopped is killed first. A process maps each region at most once and unmaps it only on close.
  */
 #include "os/lock.h"
+#include "os/os.h"
 
 #include <errno.h>
 #include <fcntl.h>

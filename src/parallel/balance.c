@@ -14,7 +14,7 @@
  *
  * Like placement.c, this uses only arithmetic that gives the same bits on every machine.
  */
-#include <tandem/parallel.h>
+#include "parallel/parallel.h"
 
 #include <math.h>
 #include <stdlib.h>

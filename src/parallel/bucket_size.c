@@ -7,9 +7,9 @@
  * the best is chosen. Ranks of one node do not need buckets, so nothing is measured there.
  */
 #include "parallel/layout.h"
+#include "parallel/parallel.h"
 
 #include <tandem/os.h>
-#include <tandem/parallel.h>
 
 #include <string.h>
 

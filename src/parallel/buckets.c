@@ -16,6 +16,8 @@
  * Invariants: reductions are started in `order` on all ranks, on a separate group. A
  * slot of the overlay is written only when the reduction of its previous bucket has ended.
  */
+#include "comm/comm.h"
+#include "os/os.h"
 #include "parallel/internal.h"
 
 #include <stdio.h>

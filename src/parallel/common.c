@@ -13,6 +13,8 @@
  * In a session, buffers and boards are in the host's shared memory, by slot, and an entry has its step and
  * epoch: so other ranks can compute the sums of a step when ranks have died (recover.c).
  */
+#include "comm/comm.h"
+#include "os/os.h"
 #include "parallel/internal.h"
 
 #include <assert.h>

@@ -12,11 +12,12 @@
 #ifndef TANDEM_PARALLEL_INTERNAL_H
 #define TANDEM_PARALLEL_INTERNAL_H
 
+#include "optim/optim.h"
+#include "parallel/parallel.h"
 #include "parallel/params.h"
 #include "parallel/undo_log.h"
 
 #include <tandem/os.h>
-#include <tandem/parallel.h>
 
 #include <stdatomic.h>
 

@@ -16,9 +16,10 @@
 #ifndef TANDEM_PARALLEL_LAYOUT_H
 #define TANDEM_PARALLEL_LAYOUT_H
 
+#include "optim/optim.h"
+
 #include <tandem/comm.h>
 #include <tandem/graph.h>
-#include <tandem/optim.h>
 
 enum { TDM__CELL = TDM_OPTIM_PIECE_ELEMENTS };
 

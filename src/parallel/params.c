@@ -12,9 +12,10 @@
  *
  * Creation is collective, and so is its failure: at its end all ranks agree on the result.
  */
+#include "base/base.h"
+#include "comm/comm.h"
+#include "os/os.h"
 #include "parallel/params_inner.h"
-
-#include <tandem/os.h>
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,8 +5,7 @@
 #define TANDEM_PARALLEL_PARAMS_H
 
 #include "parallel/layout.h"
-
-#include <tandem/parallel.h>
+#include "parallel/parallel.h"
 
 const tdm__layout *tdm__params_layout(const tdm_params *store);
 struct tdm__undo_log *tdm__params_undo_log(

@@ -8,6 +8,8 @@
  *
  * For sharded blocks nothing is distributed: their prefetches gather what they need (prefetch.c).
  */
+#include "base/base.h"
+#include "comm/comm.h"
 #include "parallel/params_inner.h"
 
 #include <sched.h>

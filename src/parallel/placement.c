@@ -11,7 +11,7 @@
  * Only sums, products and comparisons are used, which give the same bits on every machine: ranks of
  * different hosts must compute the same placement.
  */
-#include <tandem/parallel.h>
+#include "parallel/parallel.h"
 
 #include <assert.h>
 

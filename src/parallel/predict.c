@@ -5,9 +5,9 @@
  * Invariant: a change of what params.c, prefetch.c or the team map must be repeated here; a test compares
  * the prediction with what ranks really map.
  */
+#include "graph/graph.h"
+#include "parallel/parallel.h"
 #include "parallel/prefetch_schedule.h"
-
-#include <tandem/parallel.h>
 
 #include <stdlib.h>
 #include <unistd.h>

@@ -11,6 +11,7 @@
  * relative to a rank's other calls does not matter; among themselves it is that of the phases, the same on
  * every rank, including ranks that only pass. Nothing is allocated after creation.
  */
+#include "os/os.h"
 #include "parallel/params_inner.h"
 #include "parallel/prefetch_schedule.h"
 

@@ -3,6 +3,7 @@
  * that the first one needed is requested first.
  */
 #include "parallel/prefetch_schedule.h"
+#include "graph/graph.h"
 
 #include <stdlib.h>
 #include <string.h>

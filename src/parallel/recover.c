@@ -17,6 +17,7 @@
  * Numbers here: `steps` counts finished steps; a mark is steps + 1, so that 0 means no mark.
  */
 #include "parallel/recover.h"
+#include "os/os.h"
 
 #include <stdlib.h>
 #include <string.h>

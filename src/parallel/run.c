@@ -13,6 +13,8 @@
  * The additions of a lane are known before it runs: they depend on the lanes only. So the list of additions
  * is made first (lane_plan_adds), and executed for each range of the gradient as soon as that is complete.
  */
+#include "base/base.h"
+#include "comm/comm.h"
 #include "parallel/internal.h"
 #include "tensor/kernel.h"
 

@@ -11,6 +11,8 @@
  * the same information about a step and so make the same decisions. A step with non-finite values changes nothing.
  * Nothing is allocated after creation, except what the transport needs to send.
  */
+#include "nn/nn.h"
+#include "os/os.h"
 #include "parallel/internal.h"
 #include "tensor/kernel.h"
 

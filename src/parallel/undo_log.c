@@ -7,6 +7,8 @@
  * tdm__undo_barrier), so none depends on the optimisations of the compiler.
  */
 #include "parallel/undo_log.h"
+#include "base/base.h"
+#include "os/os.h"
 
 #include <errno.h>
 #include <signal.h>

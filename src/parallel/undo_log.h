@@ -22,9 +22,10 @@
 #ifndef TANDEM_PARALLEL_UNDO_LOG_H
 #define TANDEM_PARALLEL_UNDO_LOG_H
 
-#include <tandem/optim.h>
+#include "optim/optim.h"
+#include "parallel/parallel.h"
+
 #include <tandem/os.h>
-#include <tandem/parallel.h>
 
 #include <stdatomic.h>
 

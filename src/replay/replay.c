@@ -8,6 +8,9 @@
  * executed lane by lane and compared with the metrics of the run.
  */
 #include "replay/replay.h"
+#include "data/data.h"
+#include "eval/eval.h"
+#include "nn/nn.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -10,6 +10,7 @@
  * One thread at a time may wait with file descriptors; any number without. Any process can send to the
  * datagram socket: a wait then returns early, which callers must expect anyway.
  */
+#include "base/base.h"
 #include "shm/host_inner.h"
 
 #include <errno.h>

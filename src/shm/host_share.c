@@ -11,9 +11,9 @@
  * reports; one of the same user if its hello is wrong or late. They receive nothing and do not delay the
  * ranks. Every step has a deadline.
  */
+#include "base/base.h"
+#include "os/os.h"
 #include "shm/host_inner.h"
-
-#include <tandem/os.h>
 
 #include <errno.h>
 #include <fcntl.h>

@@ -18,9 +18,8 @@
 #define TANDEM_SIM_SIM_H
 
 #include "boot/control.h"
+#include "sim/simulator.h"
 #include "transport/transport.h"
-
-#include <tandem/sim.h>
 
 typedef struct tdm__sim tdm__sim;
 typedef struct tdm__sim_rank tdm__sim_rank;

@@ -7,6 +7,7 @@
  * A crash is reported by the control after detect_s; or, chosen at random for each rank, by the
  * transport then and by the control after twice that time: both orders must work.
  */
+#include "base/base.h"
 #include "sim/sim.h"
 
 #include <math.h>

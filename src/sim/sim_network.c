@@ -7,6 +7,7 @@
  * a reliable connection would. Faults are functions of time, evaluated on demand; only a crash is
  * an event.
  */
+#include "base/base.h"
 #include "sim/sim.h"
 
 #include <math.h>

@@ -6,6 +6,7 @@
  * over when every rank has returned, crashed or hangs: nothing more can happen to it, or max_s has
  * passed. `hash` covers every event taken from the heap.
  */
+#include "base/base.h"
 #include "sim/sim.h"
 
 #include <math.h>

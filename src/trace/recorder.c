@@ -11,10 +11,9 @@
  * and destroy.
  */
 #include "trace/recorder.h"
+#include "os/os.h"
 
 #include "trace/trace_file.h"
-
-#include <tandem/os.h>
 
 #include <errno.h>
 #include <fcntl.h>

@@ -10,8 +10,7 @@
  * clock and their relative order is exact. Between machines the wall clocks are compared.
  */
 #include "trace/trace.h"
-
-#include <tandem/os.h>
+#include "os/os.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -3,6 +3,7 @@
  * and the ranks they wait for. Pure functions of the events; the recorder uses them on its own ring
  * for heartbeats and errors, the reader on the rings of all ranks.
  */
+#include "base/base.h"
 #include "trace/trace.h"
 
 #include <string.h>

@@ -7,6 +7,7 @@
  * threads does not affect the result, so ranks may differ. Results of vendor kernels depend on the CPU and
  * the library, so ranks that use them must not differ in these: they are compared here.
  */
+#include "os/os.h"
 #include "train/internal.h"
 
 #include "tensor/kernel.h"

@@ -2,10 +2,12 @@
 #ifndef TANDEM_TRAIN_INTERNAL_H
 #define TANDEM_TRAIN_INTERNAL_H
 
+#include "checkpoint/checkpoint.h"
+#include "optim/optim.h"
+#include "parallel/parallel.h"
+
 #include <tandem/comm.h>
-#include <tandem/optim.h>
 #include <tandem/os.h>
-#include <tandem/parallel.h>
 #include <tandem/train.h>
 
 #include <stdatomic.h>

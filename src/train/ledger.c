@@ -8,6 +8,7 @@
  * it, and the check finds it.
  */
 #include "train/ledger.h"
+#include "os/os.h"
 
 #include "train/internal.h"
 

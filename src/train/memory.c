@@ -9,6 +9,8 @@
  * does fit. Changes that do not affect the result come first. If no single change is enough, one
  * combination is suggested, without unnecessary parts.
  */
+#include "nn/nn.h"
+#include "os/os.h"
 #include "train/internal.h"
 
 #include <tandem/parallel.h>

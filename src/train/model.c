@@ -2,6 +2,9 @@
  * model.c: a trained model, loaded from a checkpoint only. The checkpoint contains the resolved job, the
  * class names and the shape of a sample, so nothing else is needed to predict.
  */
+#include "eval/eval.h"
+#include "nn/nn.h"
+#include "os/os.h"
 #include "train/internal.h"
 
 #include <stdlib.h>

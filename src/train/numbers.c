@@ -4,6 +4,7 @@
  * The text depends on the job, the data and the step only, not on the number of workers, so that the
  * messages of two runs can be compared.
  */
+#include "data/data.h"
 #include "train/internal.h"
 
 #include <stdio.h>

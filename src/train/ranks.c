@@ -9,6 +9,7 @@
  *
  * Without a comm there is one rank, which agrees with itself.
  */
+#include "job/job.h"
 #include "train/internal.h"
 
 #include <assert.h>

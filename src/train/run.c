@@ -9,6 +9,7 @@
  * on rank 0's host, where appending is atomic; on other hosts to a separate file beside it, if the
  * directory is visible there, and to their agent, which forwards the lines to rank 0's log.
  */
+#include "os/os.h"
 #include "train/internal.h"
 #include "train/ledger.h"
 

@@ -9,6 +9,8 @@
  * Chunks of the state are divided among the writers in contiguous runs of about equal size.
  */
 #include "train/saver.h"
+#include "comm/comm.h"
+#include "os/os.h"
 
 #include "train/saver_job.h"
 

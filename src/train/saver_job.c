@@ -12,6 +12,9 @@
  * Rank 0 waits for others only while they make progress; a lost rank or the end of the world ends the save.
  */
 #include "train/saver_job.h"
+#include "base/base.h"
+#include "comm/comm.h"
+#include "os/os.h"
 #include "os/thread.h"
 
 #include <stdio.h>

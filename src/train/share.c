@@ -7,6 +7,9 @@
  * file; if one has read another number of bytes, the file changed while training started, which is an
  * error.
  */
+#include "comm/comm.h"
+#include "data/data.h"
+#include "os/os.h"
 #include "train/internal.h"
 
 #include <assert.h>

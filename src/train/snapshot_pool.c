@@ -4,6 +4,7 @@
  * Invariant: while the thread runs, `pages` does not change; functions that change it join the thread first.
  */
 #include "train/snapshot_pool.h"
+#include "os/os.h"
 #include "os/thread.h"
 
 #include <pthread.h>

@@ -10,6 +10,8 @@
  * All ranks execute the same collective calls, whatever happens on rank 0: operations that can fail there are done
  * before the first call, or (disk errors) are recorded until after the last; then all ranks agree on the result.
  */
+#include "data/data.h"
+#include "nn/nn.h"
 #include "train/internal.h"
 
 #include <math.h>

@@ -11,6 +11,10 @@
  * steps, metrics, errors, stop requests) is the same on all ranks, because it comes from a collective call
  * or follows from one. Only rank 0 accesses the run directory and logs on behalf of all ranks.
  */
+#include "data/data.h"
+#include "eval/eval.h"
+#include "membership/membership.h"
+#include "nn/nn.h"
 #include "train/trainer.h"
 
 #include <math.h>

@@ -7,6 +7,8 @@
  * world (parameter store, team, prefetch) is created again for each membership epoch; train_epoch.c calls these
  * functions in order.
  */
+#include "eval/eval.h"
+#include "nn/nn.h"
 #include "train/trainer.h"
 
 #include <math.h>

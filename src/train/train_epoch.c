@@ -22,6 +22,10 @@
  * then the step's record in shared memory has its result. Only rank 0 of the current epoch makes changes
  * visible on disk, and it asks the store for confirmation before that.
  */
+#include "comm/comm.h"
+#include "kv/kv.h"
+#include "membership/membership.h"
+#include "nn/nn.h"
 #include "train/trainer.h"
 
 #include <math.h>

@@ -8,9 +8,11 @@
  * the store is asked right before the file is renamed whether this epoch is still current, so a fenced
  * worker makes nothing visible.
  */
+#include "base/base.h"
+#include "cluster/cluster.h"
+#include "membership/membership.h"
+#include "os/os.h"
 #include "train/trainer.h"
-
-#include <tandem/cluster.h>
 
 #include <math.h>
 #include <stdio.h>

@@ -3,6 +3,7 @@
  * step. It is a function of the job and the data only; the training loop, `tandem replay` and `tandem
  * ledger` use it.
  */
+#include "job/job.h"
 #include "train/internal.h"
 
 #include <stdio.h>

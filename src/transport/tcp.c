@@ -7,6 +7,7 @@
  * that has left, and knows leaving from dying.
  */
 #include "transport/tcp.h"
+#include "base/base.h"
 #include "net/socket.h"
 #include "transport/tcp_inner.h"
 

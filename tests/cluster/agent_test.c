@@ -4,14 +4,15 @@
  *   agent_test [PART]     and, for itself: agent_test --worker MODE
  *
  * An agent runs in a process of its own, with this program as its workers, over a local store in a
- * temporary folder. What the tests look at is what others would see: the store, and which processes live.
+ * temporary directory. What the tests look at is what others would see: the store, and which processes live.
  * Every wait has a deadline of many seconds; nothing is said about how fast things are.
  */
 #include "check.h"
+#include "kv/kv.h"
+#include "os/os.h"
 
 #include <tandem/cluster.h>
 #include <tandem/elastic.h>
-#include <tandem/os.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -26,7 +27,7 @@
 enum { WAIT_S = 30, MAX_WORKERS = 16 };
 #define SESSION "trial"
 
-static char self[4096], folder[] = "/tmp/tandem-agent-XXXXXX";
+static char self[4096], directory[] = "/tmp/tandem-agent-XXXXXX";
 
 /* ---- a worker --------------------------------------------------------------------------------------- */
 
@@ -110,7 +111,7 @@ static void open_store(void)
     static int number;
     tdm_kv_options options = {.url = url};
     tdm_error err = {0};
-    snprintf(url, sizeof(url), "local:%s/%d.store", folder, number++);
+    snprintf(url, sizeof(url), "local:%s/%d.store", directory, number++);
     CHECK_INT(tdm_kv_open(&options, &store, &err), TDM_OK);
     CHECK_INT(tdm_kv_put(store, "tandem/" SESSION "/about",
                          "{\"name\":\"trial\",\"expected\":2,\"min\":1,\"max\":4}", 0, &err),
@@ -201,7 +202,7 @@ static agent start_agent(const char *mode, tdm_agent_options options)
     char logs[64];
     const char *const program[] = {self, "--worker", mode, NULL};
     int ends[2] = {-1, -1};
-    snprintf(logs, sizeof(logs), "%s/logs", folder);
+    snprintf(logs, sizeof(logs), "%s/logs", directory);
     CHECK_INT(pipe2(ends, O_CLOEXEC), 0);
     pid_t pid = fork();
     if (pid == 0) {
@@ -445,7 +446,7 @@ static const char *read_log(tdm_arena *arena)
 {
     char path[64];
     tdm_file_bytes bytes;
-    snprintf(path, sizeof(path), "%s/log.jsonl", folder);
+    snprintf(path, sizeof(path), "%s/log.jsonl", directory);
     if (tdm_file_read(path, 1 << 24, &bytes, NULL) != TDM_OK) return "";
     const char *text = tdm_arena_strndup(arena, (const char *)bytes.data, bytes.count);
     tdm_file_bytes_release(&bytes);
@@ -480,9 +481,9 @@ static void lines_of_all_hosts_come_into_one_log(void)
     char path[64], worker_id[TDM_MEMBER_ID_BYTES] = "here.0.1";
     const char *const ids[] = {worker_id};
     open_store();
-    snprintf(path, sizeof(path), "%s/log.jsonl", folder);
+    snprintf(path, sizeof(path), "%s/log.jsonl", directory);
     CHECK_INT(tdm_file_replace(path, "", 0, NULL), TDM_OK);
-    put("/run", folder);
+    put("/run", directory);
     put("+lines/cheat/00000000000000000001", "no line\n{\"message\":\"whole\"}\n{\"torn\":");
     put_epoch_of("here", 1, ids, 1);
     agent here = start_agent("sleep", (tdm_agent_options){.count = 1});
@@ -528,7 +529,7 @@ static void a_full_disk_is_named(void)
 {
     char disk[64], path[80];
     static const char bytes[1000000];
-    snprintf(disk, sizeof(disk), "%s/disk", folder);
+    snprintf(disk, sizeof(disk), "%s/disk", directory);
     snprintf(path, sizeof(path), "%s/much", disk);
     CHECK_INT(mkdir(disk, 0700), 0);
     if (mount("none", disk, "tmpfs", 0, "size=1048576") != 0) {
@@ -549,7 +550,7 @@ static void a_full_disk_is_named(void)
     close_store();
 }
 
-/* ---- the runtime folder -------------------------------------------------------------------------------- */
+/* ---- the runtime directory -------------------------------------------------------------------------------- */
 
 static void sessions_are_held_and_cleared_up(void)
 {
@@ -558,7 +559,7 @@ static void sessions_are_held_and_cleared_up(void)
     tdm_session_hold one, two;
     tdm_session_place *places;
     size_t count = 99;
-    snprintf(path, sizeof(path), "%s/runtime", folder);
+    snprintf(path, sizeof(path), "%s/runtime", directory);
     setenv("TANDEM_RUNTIME", path, 1);
     CHECK_INT(tdm_session_hold_init("a b", NULL, "x", &one, &err), TDM_ERR_INVALID);
     CHECK_INT(tdm_session_hold_init("one", NULL, "name: x\n", &one, &err), TDM_OK);
@@ -581,7 +582,7 @@ static void sessions_are_held_and_cleared_up(void)
     int wait_status = 0;
     waitpid(pid, &wait_status, 0);
     CHECK(WIFSIGNALED(wait_status));
-    snprintf(path, sizeof(path), "%s/runtime/dead.yaml", folder);
+    snprintf(path, sizeof(path), "%s/runtime/dead.yaml", directory);
     CHECK(tdm_path_exists(path));
     CHECK_INT(tdm_session_list(arena, &places, &count, &err), TDM_OK);
     CHECK_INT(count, 1);
@@ -592,7 +593,7 @@ static void sessions_are_held_and_cleared_up(void)
     CHECK_INT(tdm_kv_open(&held, &kv, &err), TDM_OK);
     tdm_kv_close(kv);
     char leaked_url[160];
-    snprintf(leaked_url, sizeof(leaked_url), "local:%s/runtime/ended-1.store", folder);
+    snprintf(leaked_url, sizeof(leaked_url), "local:%s/runtime/ended-1.store", directory);
     CHECK_INT(tdm_kv_open(&(tdm_kv_options){.url = leaked_url}, &kv, &err), TDM_OK);
     tdm_kv_close(kv);
     CHECK(tdm_path_exists(leaked_url + 6));
@@ -601,7 +602,7 @@ static void sessions_are_held_and_cleared_up(void)
     CHECK(!tdm_path_exists(leaked_url + 6));
     CHECK(tdm_path_exists(places[0].store + 6));
     tdm_session_hold_release(&two);
-    snprintf(path, sizeof(path), "%s/runtime", folder);
+    snprintf(path, sizeof(path), "%s/runtime", directory);
     const char *const *names;
     CHECK_INT(tdm_dir_list(path, arena, &names, &count, &err), TDM_OK);
     CHECK_INT(count, 0);
@@ -709,9 +710,9 @@ int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--worker") == 0) return be_worker(argv[2]);
     ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    if (length <= 0 || !mkdtemp(folder) || prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return 1;
+    if (length <= 0 || !mkdtemp(directory) || prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return 1;
     int code = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
     char command[128];
-    snprintf(command, sizeof(command), "rm -rf '%s'", folder);
+    snprintf(command, sizeof(command), "rm -rf '%s'", directory);
     return system(command) == 0 ? code : 1;
 }

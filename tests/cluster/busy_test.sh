@@ -64,7 +64,8 @@ test_a_killed_worker_alone_is_replaced() {
     end_load
     finish
     losses runs/tiny-2 >losses.txt
-    grep -q "process $victim.*killed by signal 9" losses.txt || fail "the kill was not noticed: $(cat losses.txt)"
+    # The agent trains with the lowest priority here: the others may notice the loss before it can say why.
+    grep -q "left: rank.*process $victim" losses.txt || fail "the kill was not noticed: $(cat losses.txt)"
     member=$(sed -n "s/.*(member \([^,]*\),[^)]*process $victim).*/\1/p" losses.txt | head -1)
     assert_equal "$(grep -vF "$member" losses.txt || true)" "" "others that were taken for dead"
     assert_equal "$(hash_in "$(cat out.txt)")" "$want" "the hash"

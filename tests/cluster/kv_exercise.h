@@ -8,8 +8,7 @@
 #define TANDEM_TESTS_KV_EXERCISE_H
 
 #include "check.h"
-
-#include <tandem/kv.h>
+#include "kv/kv.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -7,6 +7,7 @@
  * place and not, cut and whole; with a function that neither commutes nor associates wherever the
  * canonical order is promised. Bytes, messages and steps are held against what the headers say.
  */
+#include "comm/comm.h"
 #include "program_world.h"
 
 #include <inttypes.h>

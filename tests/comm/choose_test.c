@@ -2,10 +2,11 @@
  * choose_test.c: tables of choices, from files and bytes, good and bad; what is chosen by them; and
  * what lanes come to.
  */
-#include <tandem/os.h>
 
 #include "check.h"
 #include "comm/algorithms/build.h"
+#include "comm/comm.h"
+#include "os/os.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -144,12 +145,12 @@ static void cuts_leave_enough_step_numbers(void)
 
 /* ---- files and bytes ---------------------------------------------------------------------------- */
 
-static char folder[] = "build/choose_test.XXXXXX";
+static char directory[] = "build/choose_test.XXXXXX";
 
 static const char *file_with(const char *text)
 {
     static char path[64];
-    snprintf(path, sizeof(path), "%s/tune.json", folder);
+    snprintf(path, sizeof(path), "%s/tune.json", directory);
     CHECK_INT(tdm_file_replace(path, text, strlen(text), NULL), TDM_OK);
     return path;
 }
@@ -374,11 +375,11 @@ static const check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    if (tdm_dir_make("build", NULL) != TDM_OK || !mkdtemp(folder)) return 1;
+    if (tdm_dir_make("build", NULL) != TDM_OK || !mkdtemp(directory)) return 1;
     int result = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
     char path[64];
-    snprintf(path, sizeof(path), "%s/tune.json", folder);
+    snprintf(path, sizeof(path), "%s/tune.json", directory);
     unlink(path);
-    rmdir(folder);
+    rmdir(directory);
     return result;
 }

@@ -12,13 +12,13 @@
 #include <dirent.h>
 #include <unistd.h>
 
-/* Entries of a folder such as /proc/self/fd. */
+/* Entries of a directory such as /proc/self/fd. */
 static inline int count_in(const char *dir)
 {
     int count = 0;
-    DIR *folder = opendir(dir);
-    while (folder && readdir(folder)) count++;
-    if (folder) closedir(folder);
+    DIR *directory = opendir(dir);
+    while (directory && readdir(directory)) count++;
+    if (directory) closedir(directory);
     return count;
 }
 

@@ -5,9 +5,8 @@
  * and every run is the same.
  */
 #include "check.h"
-
-#include <tandem/comm.h>
-#include <tandem/sim.h>
+#include "comm/comm.h"
+#include "sim/simulator.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -13,9 +13,11 @@
  * on its way at a time; a third looks at the memory that ranks of a node share.
  */
 #include "../rank_env.h"
+#include "base/base.h"
+#include "comm/comm.h"
+#include "sim/simulator.h"
 
 #include <tandem/os.h>
-#include <tandem/sim.h>
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,6 +3,7 @@
  * random, bells that are rung while their owner is about to sleep, ranks that are killed with the lock
  * in their hands, strangers on the socket, and what is left behind afterwards (nothing).
  */
+#include "base/base.h"
 #include "host_bench.h"
 
 #include <errno.h>

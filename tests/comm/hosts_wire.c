@@ -7,7 +7,7 @@
  * later, but for LOSS_PER_MILLE of them, drawn from a fixed seed. For kernels without netem. Prints
  * "ready" when both are there, and runs until it is killed; the devices go with it.
  */
-#include <tandem/base.h>
+#include "base/base.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -11,6 +11,8 @@
 #ifndef TANDEM_TESTS_COMM_KILL_WORLD_H
 #define TANDEM_TESTS_COMM_KILL_WORLD_H
 
+#include "base/base.h"
+
 #include <tandem/comm.h>
 
 #include <errno.h>

@@ -11,8 +11,7 @@
  * types get whole numbers, whose sums are exact (their rounding is reduce_test.c's matter).
  */
 #include "../rank_env.h"
-
-#include <tandem/comm.h>
+#include "comm/comm.h"
 
 #include <signal.h>
 #include <stdio.h>

@@ -9,8 +9,7 @@
  * many seconds. TANDEM_TRANSPORT says which transport; without it, that for one host.
  */
 #include "check.h"
-
-#include <tandem/comm.h>
+#include "comm/comm.h"
 
 #include <errno.h>
 #include <poll.h>

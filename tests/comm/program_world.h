@@ -11,6 +11,7 @@
 #ifndef TANDEM_TESTS_COMM_PROGRAM_WORLD_H
 #define TANDEM_TESTS_COMM_PROGRAM_WORLD_H
 
+#include "base/base.h"
 #include "check.h"
 #include "comm/algorithms/build.h"
 

@@ -9,6 +9,7 @@
 #ifndef TANDEM_TESTS_SHM_BENCH_H
 #define TANDEM_TESTS_SHM_BENCH_H
 
+#include "base/base.h"
 #include "host_bench.h"
 #include "transport/shm.h"
 

@@ -11,6 +11,7 @@
  * choose how many and from where; without them the test runs its fixed set.
  */
 #include "check.h"
+#include "sim/simulator.h"
 #include "sim_script.h"
 
 #include <tandem/os.h>

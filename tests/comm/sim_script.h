@@ -9,9 +9,10 @@
 #ifndef TANDEM_TESTS_SIM_SCRIPT_H
 #define TANDEM_TESTS_SIM_SCRIPT_H
 
+#include "base/base.h"
+#include "comm/comm.h"
 #include "comm/reduce.h"
-
-#include <tandem/sim.h>
+#include "sim/simulator.h"
 
 #include <stdlib.h>
 #include <string.h>

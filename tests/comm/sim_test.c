@@ -7,8 +7,8 @@
  * it names, and when, in virtual time.
  */
 #include "check.h"
-
-#include <tandem/sim.h>
+#include "comm/comm.h"
+#include "sim/simulator.h"
 
 #include <stdlib.h>
 

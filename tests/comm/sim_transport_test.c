@@ -5,6 +5,7 @@
  * promise of those tables is held by itself: what arrives, when, what never does, and what is called
  * back when a peer is forgotten. Faults are given as options, and their traces in time are checked.
  */
+#include "base/base.h"
 #include "check.h"
 #include "sim/sim.h"
 

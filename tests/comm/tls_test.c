@@ -330,7 +330,7 @@ static void test_records_of_openssl(void)
 
 /* ---- worlds ------------------------------------------------------------------------------------- */
 
-static char folder[64], certificate_path[96], key_path[96], meeting_path[96];
+static char directory[64], certificate_path[96], key_path[96], meeting_path[96];
 
 static void write_certificate(const char *names)
 {
@@ -450,16 +450,16 @@ static const check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    snprintf(folder, sizeof(folder), "/tmp/tandem-tls-%ld", (long)getpid());
-    snprintf(certificate_path, sizeof(certificate_path), "%s/cert.pem", folder);
-    snprintf(key_path, sizeof(key_path), "%s/key.pem", folder);
-    snprintf(meeting_path, sizeof(meeting_path), "%s/meet", folder);
+    snprintf(directory, sizeof(directory), "/tmp/tandem-tls-%ld", (long)getpid());
+    snprintf(certificate_path, sizeof(certificate_path), "%s/cert.pem", directory);
+    snprintf(key_path, sizeof(key_path), "%s/key.pem", directory);
+    snprintf(meeting_path, sizeof(meeting_path), "%s/meet", directory);
     shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared == MAP_FAILED || mkdir(folder, 0700) != 0) return 1;
+    if (shared == MAP_FAILED || mkdir(directory, 0700) != 0) return 1;
     int code = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
     unlink(certificate_path);
     unlink(key_path);
     unlink(meeting_path);
-    rmdir(folder);
+    rmdir(directory);
     return code;
 }

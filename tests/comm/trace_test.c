@@ -23,20 +23,20 @@ enum { KILLS = 20, THREAD_EVENTS = 50000 };
 #endif
 enum { THREADS = 4 };
 
-/* A folder of its own for each test, removed with all that is in it. */
-typedef struct folder {
+/* A directory of its own for each test, removed with all that is in it. */
+typedef struct directory {
     char path[64];
-} folder;
+} directory;
 
-static folder make_folder(void)
+static directory make_directory(void)
 {
-    folder f;
+    directory f;
     snprintf(f.path, sizeof(f.path), "/tmp/tandem-trace-XXXXXX");
     CHECK(mkdtemp(f.path) != NULL);
     return f;
 }
 
-static void remove_folder(const folder *f)
+static void remove_directory(const directory *f)
 {
     tdm_arena *arena = tdm_arena_create("test");
     const char *const *names;
@@ -99,7 +99,7 @@ static tdm__trace_parsed parse_file(const char *path)
 static void test_ring_goes_round(void)
 {
     static const size_t counts[] = {0, 1, 4095, 4096, 4097, 3 * 4096 + 5};
-    folder f = make_folder();
+    directory f = make_directory();
     for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
         tdm__recorder *recorder = make_recorder(f.path, 2, 3);
         for (size_t n = 0; n < counts[i]; n++) tdm__record(recorder, numbered(n));
@@ -128,7 +128,7 @@ static void test_ring_goes_round(void)
     double offset_s = (double)p.rank.unix_offset_ns * 1e-9;
     CHECK_NEAR(offset_s, tdm_clock_unix_s() - tdm_clock_s(), 1.0);
     free((void *)(uintptr_t)p.rank.events);
-    remove_folder(&f);
+    remove_directory(&f);
 }
 
 static void *record_many(void *user)
@@ -141,7 +141,7 @@ static void *record_many(void *user)
  * those that met a thread asleep in the middle of writing for a whole round: at most one for each. */
 static void test_many_threads(void)
 {
-    folder f = make_folder();
+    directory f = make_directory();
     tdm__recorder *recorder = make_recorder(f.path, 0, 3);
     pthread_t threads[THREADS];
     for (int i = 0; i < THREADS; i++)
@@ -173,12 +173,12 @@ static void test_many_threads(void)
     CHECK_INT(torn, 0);
     free((void *)(uintptr_t)p.rank.events);
     tdm__recorder_destroy(recorder);
-    remove_folder(&f);
+    remove_directory(&f);
 }
 
 static void test_killed_writer(void)
 {
-    folder f = make_folder();
+    directory f = make_directory();
     for (int kill_index = 0; kill_index < KILLS; kill_index++) {
         int ready[2];
         CHECK_INT(pipe(ready), 0);
@@ -213,7 +213,7 @@ static void test_killed_writer(void)
         CHECK_INT(good, p.rank.event_count);
         free((void *)(uintptr_t)p.rank.events);
     }
-    remove_folder(&f);
+    remove_directory(&f);
 }
 
 static tdm_trace_event call_event(tdm_trace_kind kind, uint32_t sequence, int peer)
@@ -269,7 +269,7 @@ static void test_last_act(void)
     tdm__recorder_destroy(recorder);
 }
 
-static void test_no_folder_no_disk(void)
+static void test_no_directory_no_disk(void)
 {
     tdm_error err = {0};
     tdm__recorder *recorder = NULL;
@@ -313,7 +313,7 @@ static bool wait_for_count(atomic_int *count, int want)
  * program's own handler is called as well, and is back in the end. */
 static void test_dump_on_signal(void)
 {
-    folder f = make_folder();
+    directory f = make_directory();
     struct sigaction own = {.sa_handler = own_handler}, before, after;
     CHECK_INT(sigaction(SIGUSR2, &own, &before), 0);
     CHECK_INT(tdm_log_add_sink(count_dump, NULL, TDM_LOG_INFO), TDM_OK);
@@ -343,7 +343,7 @@ static void test_dump_on_signal(void)
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     tdm_log_remove_sink(count_dump, NULL);
     tdm__recorder_destroy(recorder);
-    remove_folder(&f);
+    remove_directory(&f);
 }
 
 static void test_names_of_signals(void)
@@ -437,7 +437,7 @@ static tdm_trace *open_trace(const char *dir)
 
 static void test_blame(void)
 {
-    folder f = make_folder();
+    directory f = make_directory();
     write_killed_world(f.path);
     tdm_trace *trace = open_trace(f.path);
     CHECK_INT(tdm_trace_rank_count(trace), 3);
@@ -470,12 +470,12 @@ static void test_blame(void)
     tdm_str_release(&text);
     tdm_trace_close(trace);
     for (int i = 0; i < 3; i++) tdm__recorder_destroy(r[i]);
-    remove_folder(&f);
+    remove_directory(&f);
 }
 
 static void test_blame_of_a_circle(void)
 {
-    folder f = make_folder();
+    directory f = make_directory();
     tdm__recorder *r[2];
     for (int i = 0; i < 2; i++) {
         r[i] = make_recorder(f.path, i, 2);
@@ -494,7 +494,7 @@ static void test_blame_of_a_circle(void)
     tdm_str_release(&text);
     tdm_trace_close(trace);
     for (int i = 0; i < 2; i++) tdm__recorder_destroy(r[i]);
-    remove_folder(&f);
+    remove_directory(&f);
 }
 
 static tdm_trace_event pair_event(tdm_trace_kind kind, tdm_call_kind call, int peer, uint32_t tag)
@@ -508,7 +508,7 @@ static tdm_trace_event pair_event(tdm_trace_kind kind, tdm_call_kind call, int p
 /* Sends and receives are numbered apart from collectives, by peer, tag and direction. */
 static void test_blame_of_a_message(void)
 {
-    folder f = make_folder();
+    directory f = make_directory();
     tdm__recorder *r[3];
     write_world(f.path, r);
     /* In #16 of the world all have been; message #16 with tag 5 is another thing. */
@@ -539,7 +539,7 @@ static void test_blame_of_a_message(void)
     tdm_str_release(&text);
     tdm_trace_close(trace);
     for (int i = 0; i < 3; i++) tdm__recorder_destroy(r[i]);
-    remove_folder(&f);
+    remove_directory(&f);
 }
 
 /* ---- the picture --------------------------------------------------------------------------------- */
@@ -589,7 +589,7 @@ static const tdm_json *picture(const char *dir, tdm_arena *arena)
 
 static void test_picture(void)
 {
-    folder f = make_folder();
+    directory f = make_directory();
     tdm_arena *arena = tdm_arena_create("test");
     write_killed_world(f.path);
     const tdm_json *root = picture(f.path, arena);
@@ -622,13 +622,13 @@ static void test_picture(void)
     CHECK_INT(arrows, 3);
     CHECK(find_event(root, "f", "message", -1, 3) == NULL);
     tdm_arena_destroy(arena);
-    remove_folder(&f);
+    remove_directory(&f);
 }
 
 /* Calls that overlap have rows of their own, and bars of waits never cross. */
 static void test_picture_of_overlaps(void)
 {
-    folder f = make_folder();
+    directory f = make_directory();
     tdm_arena *arena = tdm_arena_create("test");
     tdm__recorder *r = make_recorder(f.path, 0, 4);
     tdm__record(r, at(1000, call_event(TDM_TRACE_BEGIN, 1, -1)));
@@ -659,7 +659,7 @@ static void test_picture_of_overlaps(void)
     CHECK(find_event(root, "s", NULL, -1, 0) == NULL);
     tdm__recorder_destroy(r);
     tdm_arena_destroy(arena);
-    remove_folder(&f);
+    remove_directory(&f);
 }
 
 /* ---- damage -------------------------------------------------------------------------------------- */
@@ -687,7 +687,7 @@ static void damage(const char *dir, int rank, long offset, uint8_t flip)
 
 static void test_damaged_files(void)
 {
-    folder f = make_folder();
+    directory f = make_directory();
     tdm_error err = {0};
     tdm_trace *trace = NULL;
     CHECK_INT(tdm_trace_open(f.path, &trace, &err), TDM_ERR_NOT_FOUND);
@@ -717,13 +717,13 @@ static void test_damaged_files(void)
     CHECK(tdm_trace_open(f.path, &trace, &err) != TDM_OK);
     CHECK_HAS(err.message, "none of its traces can be read");
     tdm_log_remove_sink(count_warning, NULL);
-    remove_folder(&f);
+    remove_directory(&f);
 }
 
-/* What an earlier world left in the folder is not mixed into the newest one. */
+/* What an earlier world left in the directory is not mixed into the newest one. */
 static void test_worlds_are_not_mixed(void)
 {
-    folder f = make_folder();
+    directory f = make_directory();
     tdm__recorder_destroy(make_recorder(f.path, 3, 4));
     usleep(2000);
     write_killed_world(f.path);
@@ -734,13 +734,13 @@ static void test_worlds_are_not_mixed(void)
     CHECK_INT(warnings, 1);
     tdm_log_remove_sink(count_warning, NULL);
     tdm_trace_close(trace);
-    remove_folder(&f);
+    remove_directory(&f);
 }
 
 /* Ranks of one machine are aligned by its monotonic clock, whatever the wall clock did. */
 static void test_clocks(void)
 {
-    folder f = make_folder();
+    directory f = make_directory();
     write_killed_world(f.path);
     static const char other_boot[] = "00000000-0000-0000-0000-000000000001";
     for (int rank = 1; rank < 3; rank++) {
@@ -763,7 +763,7 @@ static void test_clocks(void)
     CHECK_NEAR(tdm_trace_rank_at(trace, 2)->unix_offset_ns - offset, 7e9, 1e8);
     CHECK(!tdm_trace_rank_at(trace, 2)->here);
     tdm_trace_close(trace);
-    remove_folder(&f);
+    remove_directory(&f);
 }
 
 static const check_test tests[] = {
@@ -771,7 +771,7 @@ static const check_test tests[] = {
     CHECK_TEST(test_many_threads),
     CHECK_TEST(test_killed_writer),
     CHECK_TEST(test_last_act),
-    CHECK_TEST(test_no_folder_no_disk),
+    CHECK_TEST(test_no_directory_no_disk),
     CHECK_TEST(test_dump_on_signal),
     CHECK_TEST(test_names_of_signals),
     CHECK_TEST(test_blame),

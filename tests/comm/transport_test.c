@@ -8,6 +8,7 @@
  * Every rank computes the whole plan of who sends what to whom from a seed. A process ends with 0 when
  * all it expected came, with the right bytes, and exits before it could wait for ever.
  */
+#include "base/base.h"
 #include "check.h"
 #include "comm/count_in.h"
 
@@ -23,7 +24,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <tandem/base.h>
 #include <unistd.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static char folder[64];
+static char directory[64];
 
 static const char *place(const char *name, char out[128])
 {
-    snprintf(out, 128, "%s/%s", folder, name);
+    snprintf(out, 128, "%s/%s", directory, name);
     return out;
 }
 
@@ -58,7 +58,7 @@ static void rows(void)
     const tdm_tune_row again = {TDM_CALL_ALL_REDUCE, true, 2, 7, TDM_ALGORITHM_DOUBLING, 0};
     char path[128];
     tdm_error err;
-    place("new/folder/tune.json", path);
+    place("new/directory/tune.json", path);
     CHECK_INT(tdm_tune_write(path, two, 2, &err), TDM_OK);
     CHECK_INT(tdm_tune_write(path, three, 2, &err), TDM_OK);
     tdm__choices choices;
@@ -95,7 +95,7 @@ static void usual_place(void)
     const tdm_tune_row row = {TDM_CALL_REDUCE, true, 2, 0, TDM_ALGORITHM_TREE, 0};
     char path[128];
     tdm_error err;
-    setenv("XDG_CACHE_HOME", folder, 1);
+    setenv("XDG_CACHE_HOME", directory, 1);
     tdm__choices builtin, found;
     CHECK_INT(tdm__choices_load(NULL, &builtin, &err), TDM_OK);
     CHECK_INT(tdm__choices_find(NULL, &found, &err), TDM_OK);
@@ -158,14 +158,14 @@ static const check_test tests[] = {CHECK_TEST(paths),   CHECK_TEST(rows),
 
 int main(int argc, char **argv)
 {
-    snprintf(folder, sizeof(folder), "/tmp/tandem-tune-XXXXXX");
-    if (!mkdtemp(folder)) return 1;
+    snprintf(directory, sizeof(directory), "/tmp/tandem-tune-XXXXXX");
+    if (!mkdtemp(directory)) return 1;
     int code = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
     char path[128];
-    unlink(place("new/folder/tune.json", path));
-    rmdir(place("new/folder", path));
+    unlink(place("new/directory/tune.json", path));
+    rmdir(place("new/directory", path));
     rmdir(place("new", path));
     unlink(place("damaged.json", path));
-    rmdir(folder);
+    rmdir(directory);
     return code;
 }

@@ -8,9 +8,8 @@
  * alarm ends it.
  */
 #include "check.h"
+#include "comm/comm.h"
 #include "comm/count_in.h"
-
-#include <tandem/comm.h>
 
 #include <errno.h>
 #include <signal.h>

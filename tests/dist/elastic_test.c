@@ -9,6 +9,7 @@
  *     dist_elastic [--seed S] [--runs N] [--keep]
  */
 #include "check.h"
+#include "kv/kv.h"
 
 #include <tandem/elastic.h>
 #include <tandem/os.h>
@@ -26,7 +27,7 @@
 enum { SAMPLES = 200, MAX_WORKERS = 6, MAX_LIVES = 40 };
 enum { CODE_FENCED = 7 };
 
-static char folder[] = "/tmp/tandem-elastic-XXXXXX";
+static char directory[] = "/tmp/tandem-elastic-XXXXXX";
 static unsigned run_count;
 
 typedef struct model {
@@ -52,7 +53,7 @@ static const model models[] = {
 static void write_data(void)
 {
     char path[128];
-    snprintf(path, sizeof(path), "%s/data.csv", folder);
+    snprintf(path, sizeof(path), "%s/data.csv", directory);
     FILE *file = fopen(path, "w");
     unsigned state = 12345;
     for (int i = 0; file && i < SAMPLES; i++) {
@@ -68,7 +69,7 @@ static void write_data(void)
 static tdm_job_document *load(const model *m, int zero, const char *every)
 {
     char runs[96], zeros[48], steps[64];
-    snprintf(runs, sizeof(runs), "run.dir=%s/runs", folder);
+    snprintf(runs, sizeof(runs), "run.dir=%s/runs", directory);
     snprintf(zeros, sizeof(zeros), "parallel.zero=%d", zero);
     snprintf(steps, sizeof(steps), "checkpoint.every_steps=%s", every);
     const char *sets[] = {runs,
@@ -80,7 +81,7 @@ static tdm_job_document *load(const model *m, int zero, const char *every)
     tdm_job_options options = {.overrides = sets, .override_count = 6};
     tdm_job_document *document = NULL;
     tdm_error err = {0};
-    tdm_status status = tdm_job_parse(m->text, strlen(m->text), "job.yaml", folder, &options,
+    tdm_status status = tdm_job_parse(m->text, strlen(m->text), "job.yaml", directory, &options,
                                       &document, &err);
     if (status != TDM_OK || !tdm_job_document_job(document)) {
         fprintf(stderr, "%s: %s\n", m->name, err.message);
@@ -254,7 +255,7 @@ static bool train(world *w, plan *p, char hash[TDM_SHA256_HEX], char run[512], i
     double until = now() + 60, next = now() + 0.05 + 0.001 * (double)draw(p, 300), resume = 0;
     unsigned number = ++run_count;
     snprintf(w->session, sizeof(w->session), "s%u", number);
-    snprintf(w->store, sizeof(w->store), "%s/s%u.store", folder, number);
+    snprintf(w->store, sizeof(w->store), "%s/s%u.store", directory, number);
     tdm_error err = {0};
     CHECK_INT(tdm_shm_create(&w->shm, &err), TDM_OK);
     put_about(w);
@@ -401,11 +402,11 @@ static void stop_who_finishes(const model *m, const char *hash, const char *phas
     char request[400], stopped[100];
     plan none = {0};
     world w = {.model = m, .size = 2, .every = "7", .request = request, .stopped = stopped};
-    snprintf(stopped, sizeof(stopped), "%s/%s-stop", folder, phase);
+    snprintf(stopped, sizeof(stopped), "%s/%s-stop", directory, phase);
     snprintf(request, sizeof(request),
              "torn:step=9:rank=0:file=%s/%s-0,torn:step=9:rank=1:file=%s/%s-1,"
              "%s:step=9:signal=STOP:file=%s",
-             folder, phase, folder, phase, phase, stopped);
+             directory, phase, directory, phase, phase, stopped);
     compare(&w, &none, hash,
             strcmp(phase, "mend") == 0 ? "stopped while it mends"
                                        : "stopped while it finishes an update");
@@ -418,7 +419,7 @@ static void begin_anew(const model *m, const char *hash)
     char request[200];
     plan none = {0};
     world w = {.model = m, .zero = 1, .size = 2, .every = "7", .request = request, .apart = true};
-    snprintf(request, sizeof(request), "forward:step=6:rank=1:file=%s/anew", folder);
+    snprintf(request, sizeof(request), "forward:step=6:rank=1:file=%s/anew", directory);
     compare(&w, &none, hash, "a host dies before the first checkpoint");
 }
 
@@ -435,7 +436,7 @@ int main(int argc, char **argv)
         else if (strcmp(argv[i], "--keep") == 0)
             keep = true;
     }
-    if (!mkdtemp(folder)) return 1;
+    if (!mkdtemp(directory)) return 1;
     write_data();
     plan none = {0};
     for (size_t m = 0; m < sizeof(models) / sizeof(models[0]); m++) {
@@ -450,7 +451,7 @@ int main(int argc, char **argv)
             for (size_t i = 0; i < sizeof(phases) / sizeof(phases[0]); i++) {
                 char request[200];
                 snprintf(request, sizeof(request), "%s:step=%d:rank=%d:file=%s/hit-%zu-%d-%zu",
-                         phases[i], 9, (int)(i % 3), folder, m, zero, i);
+                         phases[i], 9, (int)(i % 3), directory, m, zero, i);
                 w.request = request;
                 compare(&w, &none, hash, phases[i]);
             }
@@ -469,7 +470,7 @@ int main(int argc, char **argv)
             w.size = 3;
         }
     }
-    if (!keep) nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    if (!keep) nftw(directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
     printf("%d checks, %d failed\n", check_count, check_failures);
     return check_failures != 0;
 }

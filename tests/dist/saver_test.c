@@ -1,7 +1,7 @@
 /*
  * saver_test.c: checkpoints written while training goes on, in worlds of real processes: the file is that
  * of a single process, byte for byte, whoever writes which part; the state may change as soon as begin has
- * returned; disks that fail, gates that say no, ranks that cannot see the folder, ranks that die in the
+ * returned; disks that fail, gates that say no, ranks that cannot see the directory, ranks that die in the
  * middle, and saves that are called off leave nothing behind but the last good file.
  *
  *   saver_test              all tests
@@ -11,6 +11,7 @@
  * on the rooms' own libraries, since the saver is no public part.
  */
 #include "dist/world.h"
+#include "os/os.h"
 #include "train/saver_job.h"
 
 #include <errno.h>
@@ -45,7 +46,7 @@ typedef struct fixture {
     tdm_job_document *document;
     tdm__state state;
     tdm__saver *saver;
-    const char *folder;
+    const char *directory;
     char path[MAX_PATH];
     tdm_checkpoint_content content;
     atomic_int asked; /* how often the gate was */
@@ -96,7 +97,7 @@ static bool set_up(fixture *f, tdm_comm *comm, int zero, way how)
     tdm_error err = {0};
     int length = snprintf(text, sizeof(text), job_text, getenv("SAVER_DATA"), WIDTH_1, WIDTH_2,
                           zero);
-    *f = (fixture){.comm = comm, .folder = getenv("SAVER_FOLDER")};
+    *f = (fixture){.comm = comm, .directory = getenv("SAVER_FOLDER")};
     tdm_status status = tdm_job_parse(text, (size_t)length, "job", NULL, NULL, &f->document, &err);
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "%s\n", err.message);
@@ -108,7 +109,7 @@ static bool set_up(fixture *f, tdm_comm *comm, int zero, way how)
     if (!f->state.store) fprintf(stderr, "%s\n", err.message);
     if (!f->state.store) return false;
     fill_blocks(&f->state, 0.5f);
-    snprintf(f->path, sizeof(f->path), "%s/step-%012d.safetensors", f->folder, STEP);
+    snprintf(f->path, sizeof(f->path), "%s/step-%012d.safetensors", f->directory, STEP);
     f->content = (tdm_checkpoint_content){.position = {.step = STEP, .samples = 100, .seed = 1},
                                           .job_hash = "abc",
                                           .job_yaml = "name: s\n",
@@ -184,7 +185,7 @@ static void task_poll(tdm_comm *comm, way how)
     CHECK(!tdm__saver_poll(f.saver, &saved));
     for (int i = 0; i < 4; i++) {
         f.content.position.step = (uint64_t)STEP + (uint64_t)i;
-        snprintf(f.path, sizeof(f.path), "%s/step-%012d.safetensors", f.folder, STEP + i);
+        snprintf(f.path, sizeof(f.path), "%s/step-%012d.safetensors", f.directory, STEP + i);
         begin(&f);
     }
     int results = 0;
@@ -203,20 +204,20 @@ static void task_poll(tdm_comm *comm, way how)
         tdm_checkpoint_entry *entries = NULL;
         size_t count = 0;
         tdm_arena *arena = tdm_arena_create("test");
-        CHECK_INT(tdm_checkpoint_list(f.folder, arena, &entries, &count, NULL), TDM_OK);
+        CHECK_INT(tdm_checkpoint_list(f.directory, arena, &entries, &count, NULL), TDM_OK);
         CHECK_INT(count, 2); /* by the rules */
         tdm_arena_destroy(arena);
     }
     tear_down(&f);
 }
 
-static int files_in(const char *folder, bool with_hidden)
+static int files_in(const char *directory, bool with_hidden)
 {
     tdm_arena *arena = tdm_arena_create("test");
     const char *const *names = NULL;
     size_t count = 0;
     int found = 0;
-    CHECK_INT(tdm_dir_list(folder, arena, &names, &count, NULL), TDM_OK);
+    CHECK_INT(tdm_dir_list(directory, arena, &names, &count, NULL), TDM_OK);
     for (size_t i = 0; i < count; i++) found += with_hidden || names[i][0] != '.';
     tdm_arena_destroy(arena);
     return found;
@@ -267,7 +268,7 @@ static void task_trouble(tdm_comm *comm, way how)
     leave_part_to_rank_0(&f, good.state_hash);
     char was[MAX_PATH];
     memcpy(was, f.path, sizeof(was));
-    snprintf(f.path, sizeof(f.path), "%s/none/step-%012d.safetensors", f.folder, STEP);
+    snprintf(f.path, sizeof(f.path), "%s/none/step-%012d.safetensors", f.directory, STEP);
     begin(&f);
     CHECK_INT(finish(&f).status, TDM_ERR_NOT_FOUND);
     memcpy(f.path, was, sizeof(was));
@@ -285,7 +286,7 @@ static void task_trouble(tdm_comm *comm, way how)
         if (bad) CHECK_HAS(bad, "ema.");
         CHECK(!tdm__saver_busy(f.saver));
     }
-    if (rank == 0) CHECK_INT(files_in(f.folder, true), 1);
+    if (rank == 0) CHECK_INT(files_in(f.directory, true), 1);
     tear_down(&f);
 }
 
@@ -303,11 +304,11 @@ static void task_abandon(tdm_comm *comm, way how)
         CHECK(!tdm__saver_poll(f.saver, &saved));
         if (comm) CHECK_INT(tdm_group_barrier(tdm_comm_world(comm), NULL), TDM_OK);
     }
-    CHECK_INT(files_in(f.folder, false), 0);
+    CHECK_INT(files_in(f.directory, false), 0);
     double until = tdm_clock_s() + 60;
-    while (tdm__rank_of(comm) == 0 && files_in(f.folder, true) > 0 && tdm_clock_s() < until)
+    while (tdm__rank_of(comm) == 0 && files_in(f.directory, true) > 0 && tdm_clock_s() < until)
         usleep(1000);
-    CHECK_INT(tdm__rank_of(comm) == 0 ? files_in(f.folder, true) : 0, 0);
+    CHECK_INT(tdm__rank_of(comm) == 0 ? files_in(f.directory, true) : 0, 0);
     if (comm) CHECK_INT(tdm_group_barrier(tdm_comm_world(comm), NULL), TDM_OK);
     tear_down(&f);
 }
@@ -322,7 +323,7 @@ static void outlive(fixture *f)
     while (!(has = tdm__saver_poll(f->saver, &saved)) && tdm_clock_s() < until) usleep(1000);
     CHECK(has);
     CHECK(tdm__is_peer_status(saved.status));
-    CHECK_INT(files_in(f->folder, true), 0);
+    CHECK_INT(files_in(f->directory, true), 0);
 }
 
 /* It died so early that rank 0 was still about to begin: that is then told at once. */
@@ -331,8 +332,8 @@ static void give_up(fixture *f, tdm_status status)
     double until = tdm_clock_s() + 60;
     CHECK(tdm__is_peer_status(status));
     tdm__saver_abandon(f->saver);
-    while (files_in(f->folder, true) > 0 && tdm_clock_s() < until) usleep(1000);
-    CHECK_INT(files_in(f->folder, true), 0);
+    while (files_in(f->directory, true) > 0 && tdm_clock_s() < until) usleep(1000);
+    CHECK_INT(files_in(f->directory, true), 0);
 }
 
 /* The last rank dies in the middle of its part, which it writes behind its own begin. */
@@ -368,32 +369,32 @@ static void rank_task(tdm_comm *comm, const char *what)
 
 /* ---- the test -------------------------------------------------------------------------------- */
 
-static char folder[64];
+static char directory[64];
 
-static void make_folder(void)
+static void make_directory(void)
 {
-    snprintf(folder, sizeof(folder), "/tmp/tandem-saver-XXXXXX");
-    CHECK(mkdtemp(folder) != NULL);
-    setenv("SAVER_DATA", folder, 1);
+    snprintf(directory, sizeof(directory), "/tmp/tandem-saver-XXXXXX");
+    CHECK(mkdtemp(directory) != NULL);
+    setenv("SAVER_DATA", directory, 1);
     char path[MAX_PATH];
-    snprintf(path, sizeof(path), "%s/data.csv", folder); /* named by the job; never read */
+    snprintf(path, sizeof(path), "%s/data.csv", directory); /* named by the job; never read */
     CHECK_INT(tdm_file_replace(path, "1,2,3,4,5,0\n", 12, NULL), TDM_OK);
 }
 
-static void remove_folder(void)
+static void remove_directory(void)
 {
     char command[MAX_PATH];
-    snprintf(command, sizeof(command), "rm -rf '%s'", folder);
+    snprintf(command, sizeof(command), "rm -rf '%s'", directory);
     CHECK_INT(system(command), 0);
 }
 
-/* A world in a folder of its own. */
+/* A world in a directory of its own. */
 static const char *in_world(const char *task, way how, const char *hosts, int zero)
 {
     static char path[MAX_PATH];
     static int number;
     char text[16];
-    snprintf(path, sizeof(path), "%s/%d", folder, number++);
+    snprintf(path, sizeof(path), "%s/%d", directory, number++);
     CHECK_INT(mkdir(path, 0755), 0);
     snprintf(text, sizeof(text), "%d", zero);
     setenv("SAVER_ZERO", text, 1);
@@ -531,9 +532,9 @@ static void test_room(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(make_folder),    CHECK_TEST(test_same_bytes), CHECK_TEST(test_poll),
+    CHECK_TEST(make_directory), CHECK_TEST(test_same_bytes), CHECK_TEST(test_poll),
     CHECK_TEST(test_trouble),   CHECK_TEST(test_abandon),    CHECK_TEST(test_death),
-    CHECK_TEST(test_cut_short), CHECK_TEST(test_room),       CHECK_TEST(remove_folder),
+    CHECK_TEST(test_cut_short), CHECK_TEST(test_room),       CHECK_TEST(remove_directory),
 };
 
 int main(int argc, char **argv)

@@ -7,11 +7,13 @@
  * they must be equal to the last bit, as must be the loss of every step on every rank. Simulated ranks
  * are coroutines with small stacks, so the reference kernels compute.
  */
+#include "base/base.h"
 #include "check.h"
+#include "optim/optim.h"
+#include "parallel/parallel.h"
+#include "sim/simulator.h"
 
 #include <tandem/job.h>
-#include <tandem/parallel.h>
-#include <tandem/sim.h>
 
 #include <stdlib.h>
 

@@ -6,13 +6,14 @@
  *   state_test              all tests
  *   state_test --rank MODE  is a rank of a world, started by the test
  *
- * Runs of one job stand side by side in one folder, since the job itself is part of a checkpoint. The
+ * Runs of one job stand side by side in one directory, since the job itself is part of a checkpoint. The
  * model has more numbers than go through rank 0's window at once, statistics (batch norm), an average of
  * the weights and small tensors beside the blocks.
  */
+#include "base/base.h"
 #include "dist/world.h"
+#include "os/os.h"
 
-#include <tandem/os.h>
 #include <tandem/train.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -63,10 +64,10 @@ static void on_event(const tdm_train_status *status, void *user)
 static void train(tdm_comm *comm, const char *resume)
 {
     char text[2048];
-    const char *folder = getenv("STATE_FOLDER");
+    const char *directory = getenv("STATE_FOLDER");
     int zero = number_of("STATE_ZERO");
-    int length = snprintf(text, sizeof(text), job_text, folder, WIDTH_1, WIDTH_2, folder, zero,
-                          zero);
+    int length = snprintf(text, sizeof(text), job_text, directory, WIDTH_1, WIDTH_2, directory,
+                          zero, zero);
     tdm_job_document *document = NULL;
     tdm_error err = {0};
     tdm_status status = tdm_job_parse(text, (size_t)length, "job", NULL, NULL, &document, &err);
@@ -90,15 +91,15 @@ static void rank_task(tdm_comm *comm, const char *what)
 
 /* ---- the test -------------------------------------------------------------------------------- */
 
-static char folder[64];
+static char directory[64];
 
-static void make_folder(void)
+static void make_directory(void)
 {
     char path[MAX_PATH];
-    snprintf(folder, sizeof(folder), "/tmp/tandem-state-XXXXXX");
-    CHECK(mkdtemp(folder) != NULL);
-    setenv("STATE_FOLDER", folder, 1);
-    snprintf(path, sizeof(path), "%s/data.csv", folder);
+    snprintf(directory, sizeof(directory), "/tmp/tandem-state-XXXXXX");
+    CHECK(mkdtemp(directory) != NULL);
+    setenv("STATE_FOLDER", directory, 1);
+    snprintf(path, sizeof(path), "%s/data.csv", directory);
     FILE *file = fopen(path, "we");
     CHECK(file != NULL);
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 3, .stream = TDM_RNG_STREAM_USER});
@@ -110,17 +111,17 @@ static void make_folder(void)
     if (file) CHECK_INT(fclose(file), 0);
 }
 
-static void remove_folder(void)
+static void remove_directory(void)
 {
     char command[MAX_PATH];
-    snprintf(command, sizeof(command), "rm -rf '%s'", folder);
+    snprintf(command, sizeof(command), "rm -rf '%s'", directory);
     CHECK_INT(system(command), 0);
 }
 
 static const char *run_path(int zero, int run)
 {
     static char path[MAX_PATH];
-    snprintf(path, sizeof(path), "%s/zero%d/s-%d", folder, zero, run);
+    snprintf(path, sizeof(path), "%s/zero%d/s-%d", directory, zero, run);
     return path;
 }
 
@@ -202,11 +203,11 @@ static void test_common_memory(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(make_folder),
+    CHECK_TEST(make_directory),
     CHECK_TEST(test_shared_out_state),
     CHECK_TEST(test_states_shared_out_alone),
     CHECK_TEST(test_common_memory),
-    CHECK_TEST(remove_folder),
+    CHECK_TEST(remove_directory),
 };
 
 int main(int argc, char **argv)

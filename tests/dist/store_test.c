@@ -9,10 +9,10 @@
  * are left to the simulator, in which every rank is a host of its own.
  */
 #include "dist/world.h"
+#include "os/os.h"
 #include "parallel/undo_log.h"
+#include "sim/simulator.h"
 #include "store_exercise.h"
-
-#include <tandem/sim.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { SLOW = 1 };
@@ -206,12 +206,12 @@ static void test_several_hosts(void)
 
 static void test_offload(void)
 {
-    char folder[] = "/tmp/tandem-store-XXXXXX";
-    CHECK(mkdtemp(folder) != NULL);
-    setenv("STORE_FOLDER", folder, 1);
+    char directory[] = "/tmp/tandem-store-XXXXXX";
+    CHECK(mkdtemp(directory) != NULL);
+    setenv("STORE_FOLDER", directory, 1);
     world_run(&(world){.what = "offload", .hosts = "aa", .deadline_s = DEADLINE_S});
     world_run(&(world){.what = "offload", .hosts = "aab", .deadline_s = DEADLINE_S});
-    CHECK_INT(rmdir(folder), 0); /* nothing stays behind */
+    CHECK_INT(rmdir(directory), 0); /* nothing stays behind */
 }
 
 static void test_memory(void)

@@ -3,6 +3,7 @@
  * dropout word by word, numbers at the extremes, memory that grows with T and not with its square,
  * and what the builder refuses.
  */
+#include "graph/graph.h"
 #include "kernel/double_eval_sequence.h"
 #include "kernel/gradient_bench.h"
 #include "kernel/kernel_bench.h"

@@ -8,6 +8,7 @@
  * order of operations that bf16.h defines, for ordinary numbers and for the extremes. A graph in bf16
  * is compared with the same graph in f32: its numbers, what it keeps, and how many times it rounds.
  */
+#include "graph/graph.h"
 #include "graph_bench.h"
 #include "kernel/kernel_bench.h"
 #include "tensor/kernels/bf16/bf16.h"

@@ -9,6 +9,7 @@
 #ifndef TANDEM_TESTS_KERNEL_DOUBLE_EVAL_H
 #define TANDEM_TESTS_KERNEL_DOUBLE_EVAL_H
 
+#include "base/base.h"
 #include "graph/internal.h"
 
 #include <math.h>

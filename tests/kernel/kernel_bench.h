@@ -10,6 +10,7 @@
 #ifndef TANDEM_TESTS_KERNEL_KERNEL_BENCH_H
 #define TANDEM_TESTS_KERNEL_KERNEL_BENCH_H
 
+#include "base/base.h"
 #include "check.h"
 #include "tensor/kernels/backends.h"
 

@@ -7,6 +7,7 @@
  * lie between guards of a huge number: a write over one is seen, a read of one spoils the result.
  * Outputs begin as guards too, and inputs must come back untouched.
  */
+#include "base/base.h"
 #include "check.h"
 #include "tensor/kernel.h"
 

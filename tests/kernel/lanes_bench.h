@@ -6,6 +6,7 @@
 #ifndef TANDEM_TESTS_KERNEL_LANES_BENCH_H
 #define TANDEM_TESTS_KERNEL_LANES_BENCH_H
 
+#include "graph/graph.h"
 #include "graph_bench.h"
 
 enum { MAX_LANES = 8 };

@@ -4,6 +4,7 @@
  *
  * The functions are tried on a dense sample of all floats; `kernel_level_math all` tries all 2^32.
  */
+#include "base/base.h"
 #include "kernel/vec_math_level.h"
 
 #include "check.h"

@@ -8,6 +8,7 @@
  * no case fails the test. Optimisers are compared in unit.optim, the decoder's loops in unit.nn, the
  * functions of math.h in kernel.level_math.
  */
+#include "base/base.h"
 #include "check.h"
 #include "tensor/kernels/backends.h"
 

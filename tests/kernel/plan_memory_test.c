@@ -6,6 +6,7 @@
  * The placement is also checked by itself: life-times are found anew from the graph, and no two
  * values that live at the same time may touch, but for an op that works in place and its input.
  */
+#include "graph/graph.h"
 #include "graph/memory.h"
 #include "graph_bench.h"
 #include "kernel/random_graph.h"

@@ -9,6 +9,7 @@
  */
 #include <tandem/nn.h>
 
+#include "graph/graph.h"
 #include "graph_bench.h"
 #include "kernel/random_graph.h"
 

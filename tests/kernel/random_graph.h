@@ -6,6 +6,7 @@
 #ifndef TANDEM_TESTS_KERNEL_RANDOM_GRAPH_H
 #define TANDEM_TESTS_KERNEL_RANDOM_GRAPH_H
 
+#include "base/base.h"
 #include "graph/internal.h"
 
 #include <stdio.h>

@@ -2,6 +2,7 @@
  * random_test.c: the numbers with which parameters begin: the same at every level, on every number of
  * threads and for every length of the row, and distributed as they should be.
  */
+#include "base/base.h"
 #include "check.h"
 #include "tensor/kernels/backends.h"
 

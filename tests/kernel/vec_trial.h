@@ -9,6 +9,7 @@
 #ifndef TANDEM_TESTS_KERNEL_VEC_TRIAL_H
 #define TANDEM_TESTS_KERNEL_VEC_TRIAL_H
 
+#include "base/base.h"
 #include "check.h"
 #include "tensor/kernels/backends.h"
 

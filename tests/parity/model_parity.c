@@ -12,10 +12,11 @@
  * (all tensors one after the other, in our order and layout) and hands over what the model for
  * inference says to the first batch.
  */
+#include "base/base.h"
+#include "optim/optim.h"
 #include "parity/exchange.h"
 
 #include <tandem/nn.h>
-#include <tandem/optim.h>
 
 enum { STEPS = 100, BATCHES = 5, MAX_PARAMS = 64 };
 

@@ -6,6 +6,7 @@
  * with the plain ones. Handed over are settings, parameters, inputs, and of each run the output and
  * the gradients (for running statistics, what they have observed).
  */
+#include "base/base.h"
 #include "parity/exchange.h"
 
 /* How the inputs of a case are filled, where not with normal numbers. */

@@ -7,12 +7,13 @@
  * tensors each, "a" and "b"); for a schedule the learning rate of each step. Floats are printed so
  * that they read back exactly.
  */
+#include "base/base.h"
+#include "optim/optim.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <tandem/optim.h>
 
 enum { A = 48, B = 17, B_AT = 64, EXTENT = 96, STEPS = 20, RATES = 60 };
 

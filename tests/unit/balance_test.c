@@ -7,7 +7,7 @@
  * however long it goes on.
  */
 #include "check.h"
-#include <tandem/parallel.h>
+#include "parallel/parallel.h"
 
 #include <stdlib.h>
 

@@ -1,7 +1,6 @@
 /* Tests of the base room: each against published values or its own contract. */
-#include <tandem/base.h>
-#include <tandem/text.h>
 
+#include "base/base.h"
 #include "check.h"
 
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /*
- * checkpoint_fixture.h: what the tests of the checkpoint room stand on: a temporary folder, files
+ * checkpoint_fixture.h: what the tests of the checkpoint room stand on: a temporary directory, files
  * made by hand, and a small training state.
  */
 #ifndef TANDEM_TESTS_CHECKPOINT_FIXTURE_H
@@ -13,33 +13,33 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static char folder[64];
+static char directory[64];
 
-static inline const char *in_folder(const char *name)
+static inline const char *in_directory(const char *name)
 {
     static char path[4][512];
     static int turn;
     turn = (turn + 1) % 4;
-    snprintf(path[turn], sizeof(path[turn]), "%s/%s", folder, name);
+    snprintf(path[turn], sizeof(path[turn]), "%s/%s", directory, name);
     return path[turn];
 }
 
 /* With CHECKPOINT_IN_MEMORY it is no disk's, where there is such a place: for tests that sync a lot. */
-static void folder_make(void)
+static void directory_make(void)
 {
     bool in_memory = false;
 #ifdef CHECKPOINT_IN_MEMORY
     in_memory = tdm_path_is_dir("/dev/shm");
 #endif
-    snprintf(folder, sizeof(folder), "%s/tandem-checkpoint-XXXXXX",
+    snprintf(directory, sizeof(directory), "%s/tandem-checkpoint-XXXXXX",
              in_memory ? "/dev/shm" : "/tmp");
-    CHECK(mkdtemp(folder) != NULL);
+    CHECK(mkdtemp(directory) != NULL);
 }
 
-static void folder_remove(void)
+static void directory_remove(void)
 {
     char command[128];
-    snprintf(command, sizeof(command), "rm -rf '%s'", folder);
+    snprintf(command, sizeof(command), "rm -rf '%s'", directory);
     CHECK_INT(system(command), 0);
 }
 
@@ -48,12 +48,12 @@ static inline bool same_bytes(const void *a, const void *b, size_t count)
     return memcmp(a, b, count) == 0;
 }
 
-static int folder_entries(void)
+static int directory_entries(void)
 {
     tdm_arena *arena = tdm_arena_create("test");
     const char *const *names = NULL;
     size_t count = 0;
-    CHECK_INT(tdm_dir_list(folder, arena, &names, &count, NULL), TDM_OK);
+    CHECK_INT(tdm_dir_list(directory, arena, &names, &count, NULL), TDM_OK);
     tdm_arena_destroy(arena);
     return (int)count;
 }

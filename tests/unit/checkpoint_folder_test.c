@@ -3,8 +3,10 @@
  * packed files, and packed bytes that lie; hashes by chunks, over threads.
  */
 #define CHECKPOINT_IN_MEMORY
+#include "base/base.h"
 #include "check.h"
 #include "checkpoint/internal.h"
+#include "os/os.h"
 #include "unit/checkpoint_fixture.h"
 
 #include <math.h>
@@ -18,8 +20,8 @@ static void save_step(uint64_t step, bool packed)
     tdm_error err;
     tdm_arena *arena = tdm_arena_create("test");
     fill_state(&s, step);
-    const char *path = packed ? tdm_checkpoint_packed_path(arena, folder, step)
-                              : tdm_checkpoint_path(arena, folder, step);
+    const char *path = packed ? tdm_checkpoint_packed_path(arena, directory, step)
+                              : tdm_checkpoint_path(arena, directory, step);
     CHECK_INT(tdm_checkpoint_save(path, &s.content, &err), TDM_OK);
     tdm_arena_destroy(arena);
 }
@@ -28,7 +30,7 @@ static void note(uint64_t step, double loss, double accuracy)
 {
     tdm_error err;
     tdm_checkpoint_metrics metrics = {.loss = loss, .accuracy = accuracy};
-    CHECK_INT(tdm_checkpoint_note(folder, step, &metrics, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_note(directory, step, &metrics, &err), TDM_OK);
 }
 
 /* The steps that are there, oldest first, as text. */
@@ -38,7 +40,7 @@ static const char *steps(void)
     tdm_arena *arena = tdm_arena_create("test");
     tdm_checkpoint_entry *entries = NULL;
     size_t count = 0;
-    CHECK_INT(tdm_checkpoint_list(folder, arena, &entries, &count, NULL), TDM_OK);
+    CHECK_INT(tdm_checkpoint_list(directory, arena, &entries, &count, NULL), TDM_OK);
     size_t at = 0;
     text[0] = '\0';
     for (size_t i = count; i > 0; i--)
@@ -58,12 +60,12 @@ static bool packs(void)
 static void retain(tdm_checkpoint_retention rules, uint64_t good)
 {
     tdm_error err;
-    CHECK_INT(tdm_checkpoint_retain(folder, &rules, good, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_retain(directory, &rules, good, &err), TDM_OK);
 }
 
 static void test_rules(void)
 {
-    folder_make();
+    directory_make();
     for (uint64_t i = 1; i <= 10; i++) save_step(i, false);
     note(3, 0.2, 0.9);
     note(5, 0.1, 0.7);
@@ -77,30 +79,30 @@ static void test_rules(void)
     CHECK_TEXT(steps(), "3 8 10"); /* 6 is gone; of what is left 3 is the most accurate */
     retain((tdm_checkpoint_retention){.keep = 1}, 3);
     CHECK_TEXT(steps(), "3 10");
-    CHECK_INT(tdm_checkpoint_prune(folder, 1, NULL), TDM_OK);
+    CHECK_INT(tdm_checkpoint_prune(directory, 1, NULL), TDM_OK);
     CHECK_TEXT(steps(), "10");
     tdm_error err;
     tdm_checkpoint_retention negative = {.keep_best = -1};
-    CHECK_INT(tdm_checkpoint_retain(folder, &negative, 10, &err), TDM_ERR_INVALID);
-    folder_remove();
+    CHECK_INT(tdm_checkpoint_retain(directory, &negative, 10, &err), TDM_ERR_INVALID);
+    directory_remove();
 }
 
 /* Equal values: the newer one is the better. */
 static void test_ties(void)
 {
-    folder_make();
+    directory_make();
     for (uint64_t i = 1; i <= 4; i++) save_step(i, false);
     for (uint64_t i = 1; i <= 4; i++) note(i, 0.5, 0.5);
     retain((tdm_checkpoint_retention){.keep = 1, .keep_best = 2}, 4);
     CHECK_TEXT(steps(), "3 4");
-    folder_remove();
+    directory_remove();
 }
 
 static int removed_for(tdm_checkpoint_retention rules, uint64_t bytes)
 {
     tdm_error err;
     tdm_checkpoint_removed removed;
-    CHECK_INT(tdm_checkpoint_free_space(folder, &rules, bytes, &removed, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_free_space(directory, &rules, bytes, &removed, &err), TDM_OK);
     return removed.count;
 }
 
@@ -109,7 +111,7 @@ static uint64_t bytes_of_newest(void)
     tdm_arena *arena = tdm_arena_create("test");
     tdm_checkpoint_entry *entries = NULL;
     size_t count = 0;
-    CHECK_INT(tdm_checkpoint_list(folder, arena, &entries, &count, NULL), TDM_OK);
+    CHECK_INT(tdm_checkpoint_list(directory, arena, &entries, &count, NULL), TDM_OK);
     uint64_t bytes = count > 0 ? entries[0].bytes : 0;
     tdm_arena_destroy(arena);
     return bytes;
@@ -118,7 +120,7 @@ static uint64_t bytes_of_newest(void)
 /* The disk here is not full, so as many bytes must go as are asked for. */
 static void test_room(void)
 {
-    folder_make();
+    directory_make();
     for (uint64_t i = 1; i <= 8; i++) save_step(i, false);
     note(3, 0.2, 0.9);
     tdm_checkpoint_retention rules = {.keep = 8, .keep_every = 4, .keep_best = 1};
@@ -130,16 +132,17 @@ static void test_room(void)
     CHECK_INT(removed_for(rules, bytes_of_newest() + 1), 2); /* 3 is the best, 4 a multiple */
     CHECK_TEXT(steps(), "3 4 6 7 8");
     /* The newest that can be read stays, and so do those that cannot. */
-    CHECK_INT(tdm_file_replace(in_folder("step-000000000008.safetensors"), "x", 1, NULL), TDM_OK);
+    CHECK_INT(tdm_file_replace(in_directory("step-000000000008.safetensors"), "x", 1, NULL),
+              TDM_OK);
     CHECK_INT(removed_for(rules, 1), 1);
     CHECK_INT(removed_for(rules, 1), 0);
     CHECK_TEXT(steps(), "3 4 7 8");
-    folder_remove();
+    directory_remove();
 }
 
 static void write_text(const char *name, const char *text)
 {
-    CHECK_INT(tdm_file_replace(in_folder(name), text, strlen(text), NULL), TDM_OK);
+    CHECK_INT(tdm_file_replace(in_directory(name), text, strlen(text), NULL), TDM_OK);
 }
 
 static double loss_of(uint64_t step)
@@ -148,23 +151,23 @@ static double loss_of(uint64_t step)
     tdm_checkpoint_entry *entries = NULL;
     size_t count = 0;
     double loss = NAN;
-    CHECK_INT(tdm_checkpoint_list(folder, arena, &entries, &count, NULL), TDM_OK);
+    CHECK_INT(tdm_checkpoint_list(directory, arena, &entries, &count, NULL), TDM_OK);
     for (size_t i = 0; i < count; i++)
         if (entries[i].step == step) loss = entries[i].metrics.loss;
     tdm_arena_destroy(arena);
     return loss;
 }
 
-/* An index that is missing, or holds anything, is made again from the metrics beside the folder. */
+/* An index that is missing, or holds anything, is made again from the metrics beside the directory. */
 static void test_index(void)
 {
     char outer[64];
-    folder_make();
-    memcpy(outer, folder, sizeof(outer));
+    directory_make();
+    memcpy(outer, directory, sizeof(outer));
     write_text("metrics.jsonl", "{\"step\":1,\"loss\":9}\n{\"step\":1,\"test_loss\":0.5,"
                                 "\"test_accuracy\":0.25}\nnot json \"test_\n{\"step\":2,\"test_lo");
-    snprintf(folder + strlen(folder), sizeof(folder) - strlen(folder), "/c");
-    CHECK_INT(tdm_dir_make(folder, NULL), TDM_OK);
+    snprintf(directory + strlen(directory), sizeof(directory) - strlen(directory), "/c");
+    CHECK_INT(tdm_dir_make(directory, NULL), TDM_OK);
     save_step(1, false);
     save_step(2, false);
     CHECK(loss_of(1) == 0.5);
@@ -189,8 +192,8 @@ static void test_index(void)
     CHECK(loss_of(2) == 0.75);
     note(2, 0.5, 0.5); /* measured again */
     CHECK(loss_of(2) == 0.5);
-    memcpy(folder, outer, sizeof(folder));
-    folder_remove();
+    memcpy(directory, outer, sizeof(directory));
+    directory_remove();
 }
 
 /* ---- packed files ------------------------------------------------------------------------------- */
@@ -207,10 +210,10 @@ static void test_names(void)
     CHECK(!tdm_checkpoint_step_of(".step-000000000013.safetensors.zst.7.tmp", &step));
 }
 
-static void test_packed_folder(void)
+static void test_packed_directory(void)
 {
     if (!packs()) return;
-    folder_make();
+    directory_make();
     save_step(1, false);
     save_step(2, true);
     save_step(3, true);
@@ -221,14 +224,14 @@ static void test_packed_folder(void)
     write_text(".step-000000000004.other.999999999.tmp", "somebody's");
     retain((tdm_checkpoint_retention){.keep = 2}, 3);
     CHECK_TEXT(steps(), "2z 3z 3");
-    CHECK_INT(folder_entries(), 4);
+    CHECK_INT(directory_entries(), 4);
     tdm_arena *arena = tdm_arena_create("test");
     tdm_error err;
     char *path = NULL;
-    CHECK_INT(tdm_checkpoint_newest(folder, arena, &path, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_newest(directory, arena, &path, &err), TDM_OK);
     CHECK(path && strstr(path, "000003.safetensors") && !strstr(path, ".zst"));
     tdm_arena_destroy(arena);
-    folder_remove();
+    directory_remove();
 }
 
 /* A state of several frames: packed, unpacked, and whatever is cut out of it or changed in it. */
@@ -236,16 +239,16 @@ static void test_packed_bytes(void)
 {
     if (!packs()) return;
     enum { NUMBERS = 700000, TRIES = 60 };
-    folder_make();
+    directory_make();
     float *numbers = malloc(NUMBERS * sizeof(float));
     for (int i = 0; i < NUMBERS; i++) numbers[i] = (float)(i % 977) * 0.25f;
     tdm_named_tensor tensor = {"w", {TDM_DTYPE_F32, tdm_shape_1(NUMBERS), numbers}};
     tdm_error err;
-    CHECK_INT(tdm_safetensors_write(in_folder("t"), &tensor, 1, NULL, 0, &err), TDM_OK);
-    CHECK_INT(tdm_safetensors_write(in_folder("t.zst"), &tensor, 1, NULL, 0, &err), TDM_OK);
+    CHECK_INT(tdm_safetensors_write(in_directory("t"), &tensor, 1, NULL, 0, &err), TDM_OK);
+    CHECK_INT(tdm_safetensors_write(in_directory("t.zst"), &tensor, 1, NULL, 0, &err), TDM_OK);
     tdm_file_bytes plain = {0}, packed = {0};
-    CHECK_INT(tdm_file_read(in_folder("t"), 0, &plain, &err), TDM_OK);
-    CHECK_INT(tdm_file_read(in_folder("t.zst"), 0, &packed, &err), TDM_OK);
+    CHECK_INT(tdm_file_read(in_directory("t"), 0, &plain, &err), TDM_OK);
+    CHECK_INT(tdm_file_read(in_directory("t.zst"), 0, &packed, &err), TDM_OK);
     CHECK(packed.count < plain.count / 2);
     tdm_pages pages = {0};
     tdm__unpacking *u = NULL;
@@ -277,7 +280,7 @@ static void test_packed_bytes(void)
     free(numbers);
     tdm_file_bytes_release(&plain);
     tdm_file_bytes_release(&packed);
-    folder_remove();
+    directory_remove();
 }
 
 /* Few bytes that stand for many: only as many are unpacked as it takes to see that they are no file. */
@@ -399,7 +402,7 @@ static void test_chunks(void)
 
 static const check_test tests[] = {
     CHECK_TEST(test_rules),        CHECK_TEST(test_ties),        CHECK_TEST(test_room),
-    CHECK_TEST(test_index),        CHECK_TEST(test_names),       CHECK_TEST(test_packed_folder),
+    CHECK_TEST(test_index),        CHECK_TEST(test_names),       CHECK_TEST(test_packed_directory),
     CHECK_TEST(test_packed_bytes), CHECK_TEST(test_packed_bomb), CHECK_TEST(test_foreign_frames),
     CHECK_TEST(test_spread),       CHECK_TEST(test_chunks),
 };

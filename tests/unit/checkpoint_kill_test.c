@@ -1,6 +1,6 @@
 /*
  * checkpoint_kill_test.c: kills and faults while a checkpoint is written, at every kind of place: whatever
- * happens, the newest good checkpoint loads, with the right numbers, and the next save mends the folder.
+ * happens, the newest good checkpoint loads, with the right numbers, and the next save mends the directory.
  *
  *   - A writer kills itself, by a real SIGKILL, at a byte of its output that is drawn at random, or before
  *     or after any fsync, rename or unlink: this program's own write(), pwrite() and company, which take
@@ -10,7 +10,10 @@
  * Plain and packed files; files written by one process and by several that share the work.
  */
 #define CHECKPOINT_IN_MEMORY
+#include "base/base.h"
 #include "check.h"
+#include "checkpoint/checkpoint.h"
+#include "os/os.h"
 #include "unit/checkpoint_fixture.h"
 
 #include <errno.h>
@@ -110,8 +113,8 @@ int unlinkat(int fd, const char *path, int flags)
 static void path_of(uint64_t step, bool packed, char out[512])
 {
     tdm_arena *arena = tdm_arena_create("test");
-    const char *path = packed ? tdm_checkpoint_packed_path(arena, folder, step)
-                              : tdm_checkpoint_path(arena, folder, step);
+    const char *path = packed ? tdm_checkpoint_packed_path(arena, directory, step)
+                              : tdm_checkpoint_path(arena, directory, step);
     snprintf(out, 512, "%s", path);
     tdm_arena_destroy(arena);
 }
@@ -125,8 +128,8 @@ static tdm_status save(uint64_t step, bool packed, tdm_error *err)
     TDM_TRY(tdm_checkpoint_save(path, &s.content, err));
     tdm_checkpoint_metrics metrics = {.loss = 1.0 / (double)(step + 1), .accuracy = 0.5};
     tdm_checkpoint_retention rules = {.keep = STEPS_KEPT};
-    TDM_TRY(tdm_checkpoint_note(folder, step, &metrics, err));
-    return tdm_checkpoint_retain(folder, &rules, step, err);
+    TDM_TRY(tdm_checkpoint_note(directory, step, &metrics, err));
+    return tdm_checkpoint_retain(directory, &rules, step, err);
 }
 
 /* The step of the newest good checkpoint, whose numbers are those of that step. */
@@ -137,7 +140,7 @@ static uint64_t check_newest(void)
     char *path = NULL;
     uint64_t step = UINT64_MAX;
     tdm_checkpoint *checkpoint = NULL;
-    tdm_status status = tdm_checkpoint_newest(folder, arena, &path, &err);
+    tdm_status status = tdm_checkpoint_newest(directory, arena, &path, &err);
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "%s\n", err.message);
     if (status == TDM_OK) CHECK_INT(tdm_checkpoint_open(path, &checkpoint, &err), TDM_OK);
@@ -158,17 +161,17 @@ static uint64_t check_newest(void)
     return step;
 }
 
-/* After a good save of `step` the folder is as if nothing had ever happened. */
+/* After a good save of `step` the directory is as if nothing had ever happened. */
 static void check_mended(uint64_t step)
 {
     tdm_error err;
     CHECK_INT(save(step, false, &err), TDM_OK);
     CHECK_INT(check_newest(), step);
-    CHECK(folder_entries() <= 2 * STEPS_KEPT + 1); /* plain and packed, and the index */
+    CHECK(directory_entries() <= 2 * STEPS_KEPT + 1); /* plain and packed, and the index */
     tdm_arena *arena = tdm_arena_create("test");
     const char *const *names = NULL;
     size_t count = 0;
-    CHECK_INT(tdm_dir_list(folder, arena, &names, &count, NULL), TDM_OK);
+    CHECK_INT(tdm_dir_list(directory, arena, &names, &count, NULL), TDM_OK);
     for (size_t i = 0; i < count; i++) CHECK(names[i][0] != '.');
     tdm_arena_destroy(arena);
 }
@@ -268,7 +271,7 @@ static void test_kills_at_bytes(void)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 5, .stream = TDM_RNG_STREAM_USER});
     int kills = 0;
-    folder_make();
+    directory_make();
     newest_step = 0;
     save_once(0, false);
     for (int i = 1; i <= BYTE_KILLS; i++) {
@@ -290,7 +293,7 @@ static void test_kills_at_bytes(void)
     }
     printf("     %d of %d writers were killed at a byte or an operation\n", kills, BYTE_KILLS);
     CHECK(kills > BYTE_KILLS * 3 / 4);
-    folder_remove();
+    directory_remove();
 }
 
 /* Saves until it is killed. */
@@ -303,7 +306,7 @@ static void save_for_ever(uint64_t step, bool packed)
 static void test_kills_at_times(void)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 6, .stream = TDM_RNG_STREAM_USER});
-    folder_make();
+    directory_make();
     save_once(0, false);
     uint64_t step = 0;
     for (int i = 0; i < TIMED_KILLS; i++) {
@@ -314,7 +317,7 @@ static void test_kills_at_times(void)
         step = found;
     }
     check_mended(step + 1);
-    folder_remove();
+    directory_remove();
 }
 
 /* ---- faults ------------------------------------------------------------------------------------- */
@@ -325,7 +328,7 @@ static void fail_each(unsigned mask, int error_number, bool packed)
     int failures = 0;
     for (int k = 1; k < 100; k++) {
         tdm_error err;
-        folder_make();
+        directory_make();
         CHECK_INT(save(1, false, &err), TDM_OK);
         tdm_os_fault_set(mask, k, error_number);
         tdm_status status = save(2, packed, &err);
@@ -336,7 +339,7 @@ static void fail_each(unsigned mask, int error_number, bool packed)
         if (status == TDM_OK) CHECK_INT(found, 2);
         if (status != TDM_OK) CHECK_INT(status, tdm_os_errno_status(error_number));
         check_mended(3);
-        folder_remove();
+        directory_remove();
         if (status == TDM_OK) break;
         failures++;
     }
@@ -363,7 +366,7 @@ static void test_damage_later(void)
         bool packed = packs() && i % 2;
         char path[512];
         tdm_error err;
-        folder_make();
+        directory_make();
         CHECK_INT(save(1, false, &err), TDM_OK);
         CHECK_INT(save(2, packed, &err), TDM_OK);
         path_of(2, packed, path);
@@ -379,7 +382,7 @@ static void test_damage_later(void)
         }
         close(fd);
         CHECK_INT(check_newest(), 1);
-        folder_remove();
+        directory_remove();
     }
 }
 

@@ -3,7 +3,10 @@
  * whatever the pieces, and the same as ever; bytes that are missing or too many; a disk that fails at
  * each operation; and a writer that gives up.
  */
+#include "base/base.h"
 #include "check.h"
+#include "checkpoint/checkpoint.h"
+#include "os/os.h"
 #include "unit/checkpoint_fixture.h"
 
 #include <errno.h>
@@ -92,20 +95,20 @@ static tdm_status write_in_chunks(const char *path, const mixed_state *m, size_t
 
 static void test_old_bytes(void)
 {
-    folder_make();
+    directory_make();
     tdm_error err;
     mixed_state m;
     fill_mixed(&m);
     char hex[TDM_SHA256_HEX];
-    CHECK_INT(tdm_checkpoint_save(in_folder("c"), &m.sample.content, &err), TDM_OK);
-    hash_file(in_folder("c"), hex);
+    CHECK_INT(tdm_checkpoint_save(in_directory("c"), &m.sample.content, &err), TDM_OK);
+    hash_file(in_directory("c"), hex);
     CHECK_TEXT(hex, OLD_FILE);
     CHECK_INT(tdm_state_hash(&m.sample.content.position, m.tensors, TENSORS, hex, &err), TDM_OK);
     CHECK_TEXT(hex, OLD_STATE);
 
     static const size_t chunks[] = {1, 2, 3, 7, 8, 64, 1000, 1201, 100000};
     for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
-        const char *path = in_folder("pieces");
+        const char *path = in_directory("pieces");
         char state[TDM_SHA256_HEX] = "";
         CHECK_INT(write_in_chunks(path, &m, chunks[i], 0, state, &err), TDM_OK);
         CHECK_TEXT(state, OLD_STATE);
@@ -113,8 +116,8 @@ static void test_old_bytes(void)
         CHECK_TEXT(hex, OLD_FILE);
         CHECK_INT(write_in_chunks(path, &m, chunks[i], 0, NULL, &err), TDM_OK);
     }
-    CHECK_INT(folder_entries(), 2);
-    folder_remove();
+    CHECK_INT(directory_entries(), 2);
+    directory_remove();
 }
 
 /* Writes the sample state as the first version of the format had it. */
@@ -122,8 +125,8 @@ static void write_first_format(const mixed_state *m, const char *path)
 {
     tdm_error err;
     tdm_safetensors *file = NULL;
-    CHECK_INT(tdm_checkpoint_save(in_folder("new"), &m->sample.content, &err), TDM_OK);
-    CHECK_INT(tdm_safetensors_open(in_folder("new"), &file, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_save(in_directory("new"), &m->sample.content, &err), TDM_OK);
+    CHECK_INT(tdm_safetensors_open(in_directory("new"), &file, &err), TDM_OK);
     tdm_named_text texts[16];
     size_t count = tdm_safetensors_metadata_count(file);
     char sum[TDM_SHA256_HEX];
@@ -147,12 +150,12 @@ static void write_first_format(const mixed_state *m, const char *path)
 
 static void test_first_format(void)
 {
-    folder_make();
+    directory_make();
     tdm_error err;
     mixed_state m;
     fill_mixed(&m);
     char hex[TDM_SHA256_HEX];
-    const char *path = in_folder("first");
+    const char *path = in_directory("first");
     write_first_format(&m, path);
     hash_file(path, hex);
     CHECK_TEXT(hex, FIRST_FILE);
@@ -166,7 +169,7 @@ static void test_first_format(void)
     write_first_format(&m, path);
     CHECK_INT(tdm_checkpoint_open(path, &checkpoint, &err), TDM_ERR_CHECKSUM);
     CHECK_HAS(err.message, "state hash");
-    folder_remove();
+    directory_remove();
 }
 
 static void test_hasher(void)
@@ -211,15 +214,15 @@ static void test_hasher(void)
 
 static void test_wrong_bytes(void)
 {
-    folder_make();
+    directory_make();
     tdm_error err;
     mixed_state m;
     fill_mixed(&m);
-    const char *path = in_folder("c");
+    const char *path = in_directory("c");
     CHECK_INT(write_in_chunks(path, &m, 100, 1, NULL, &err), TDM_ERR_INVALID);
     CHECK_HAS(err.message, "checkpoint of step 120");
     CHECK_HAS(err.message, "lacks");
-    CHECK_INT(folder_entries(), 0);
+    CHECK_INT(directory_entries(), 0);
 
     tdm_checkpoint_content content = m.sample.content;
     content.tensors = m.bare;
@@ -235,13 +238,13 @@ static void test_wrong_bytes(void)
     err = (tdm_error){0};
     CHECK_INT(tdm_checkpoint_writer_commit(writer, NULL, &err), TDM_ERR_INVALID);
     CHECK_HAS(err.message, "more were pushed");
-    CHECK_INT(folder_entries(), 0);
+    CHECK_INT(directory_entries(), 0);
 
     CHECK_INT(tdm_checkpoint_writer_create(path, &content, &writer, &err), TDM_OK);
     CHECK_INT(tdm_checkpoint_writer_push(writer, bytes, count / 2, &err), TDM_OK);
     tdm_checkpoint_writer_abandon(writer);
     tdm_checkpoint_writer_abandon(NULL);
-    CHECK_INT(folder_entries(), 0);
+    CHECK_INT(directory_entries(), 0);
     free(bytes);
 
     content.job_yaml = NULL;
@@ -249,18 +252,18 @@ static void test_wrong_bytes(void)
     content.job_yaml = "\xff";
     CHECK_INT(tdm_checkpoint_writer_create(path, &content, &writer, &err), TDM_ERR_INVALID);
     CHECK_HAS(err.message, "UTF-8");
-    CHECK_INT(folder_entries(), 0);
-    folder_remove();
+    CHECK_INT(directory_entries(), 0);
+    directory_remove();
 }
 
 /* Each operation fails in turn: the file that was there before must stay as it was, alone. */
 static void test_faults(void)
 {
-    folder_make();
+    directory_make();
     tdm_error err;
     mixed_state m;
     fill_mixed(&m);
-    const char *path = in_folder("c");
+    const char *path = in_directory("c");
     CHECK_INT(tdm_checkpoint_save(path, &m.sample.content, &err), TDM_OK);
     m.sample.weight[0][0] = 99;
     int failures = 0;
@@ -274,7 +277,7 @@ static void test_faults(void)
         CHECK_INT(status, TDM_ERR_NO_SPACE);
         CHECK_HAS(err.message, path);
         CHECK_HAS(err.message, "checkpoint of step 120");
-        CHECK_INT(folder_entries(), 1);
+        CHECK_INT(directory_entries(), 1);
         hash_file(path, hex);
         CHECK_TEXT(hex, OLD_FILE);
     }
@@ -283,7 +286,7 @@ static void test_faults(void)
     CHECK_INT(failures, 13);
     hash_file(path, hex);
     CHECK(strcmp(hex, OLD_FILE) != 0);
-    folder_remove();
+    directory_remove();
 }
 
 static const check_test tests[] = {

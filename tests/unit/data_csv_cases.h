@@ -6,6 +6,7 @@
 #ifndef TANDEM_TESTS_DATA_CSV_CASES_H
 #define TANDEM_TESTS_DATA_CSV_CASES_H
 
+#include "base/base.h"
 #include "unit/data_helpers.h"
 
 /* ---- CSV: good files ------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 #ifndef TANDEM_TESTS_DATA_ORDER_CASES_H
 #define TANDEM_TESTS_DATA_ORDER_CASES_H
 
+#include "data/data.h"
 #include "unit/data_helpers.h"
 
 /* ---- split -------------------------------------------------------------------------------------- */

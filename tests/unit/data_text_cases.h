@@ -5,6 +5,7 @@
 #ifndef TANDEM_TESTS_DATA_TEXT_CASES_H
 #define TANDEM_TESTS_DATA_TEXT_CASES_H
 
+#include "data/data.h"
 #include "unit/data_helpers.h"
 
 static tdm_data_options text_options(int64_t context, int64_t stride)

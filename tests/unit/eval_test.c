@@ -2,12 +2,13 @@
  * eval_test.c: inference over data sets and the metrics from it, against values worked out by hand
  * and against the definitions in double precision.
  */
+#include "base/base.h"
 #include "check.h"
+#include "eval/eval.h"
 #include "eval/exact_sum.h"
+#include "sim/simulator.h"
 
-#include <tandem/eval.h>
 #include <tandem/os.h>
-#include <tandem/sim.h>
 
 #include <stdlib.h>
 

@@ -3,6 +3,7 @@
  * numbers that kernels compute are the business of tests/kernel; here it is names, shapes, layouts,
  * messages and what a plan takes and leaves.
  */
+#include "graph/graph.h"
 #include "graph_bench.h"
 #include "unit/graph_mistakes.h"
 

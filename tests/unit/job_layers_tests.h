@@ -4,6 +4,7 @@
 #ifndef TANDEM_TESTS_JOB_LAYERS_TESTS_H
 #define TANDEM_TESTS_JOB_LAYERS_TESTS_H
 
+#include "job/job.h"
 #include "unit/job_layers_cases.h"
 
 /* In the file and on the command line a list means the same, and it comes back from its text. */

@@ -12,6 +12,7 @@
 
 #include <tandem/job.h>
 
+#include "base/base.h"
 #include "job/internal.h"
 
 /* Text with what breaks writers: quotes, colons, line ends, control characters, odd Unicode. */

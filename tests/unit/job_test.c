@@ -9,11 +9,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include <tandem/job.h>
 #include <tandem/os.h>
 
 #include "check.h"
 #include "job/internal.h"
+#include "job/job.h"
 #include "unit/job_bad_jobs.h"
 #include "unit/job_layers_cases.h"
 #include "unit/job_library_cases.h"

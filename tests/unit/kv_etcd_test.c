@@ -7,8 +7,7 @@
  * tests/cluster/etcd_test.sh. Without libcurl there is only one thing to see, that it is said.
  */
 #include "check.h"
-
-#include <tandem/kv.h>
+#include "kv/kv.h"
 
 #include <arpa/inet.h>
 #include <poll.h>

@@ -24,14 +24,14 @@ enum { KILLS = 60, MIN_KILLS = 20, STEPS = 6, ROUNDS = 100, RACES = 100 };
 enum { KILLS = 300, MIN_KILLS = 60, STEPS = 24, ROUNDS = 500, RACES = 300 };
 #endif
 
-static char folder[64], path[128], url[160];
+static char directory[64], path[128], url[160];
 static tdm_kv_options options;
 
 static void begin(void)
 {
-    snprintf(folder, sizeof(folder), "/tmp/tandem-kv-XXXXXX");
-    CHECK(mkdtemp(folder) != NULL);
-    snprintf(path, sizeof(path), "%s/test.store", folder);
+    snprintf(directory, sizeof(directory), "/tmp/tandem-kv-XXXXXX");
+    CHECK(mkdtemp(directory) != NULL);
+    snprintf(path, sizeof(path), "%s/test.store", directory);
     snprintf(url, sizeof(url), "local:%s", path);
     options = (tdm_kv_options){.url = url};
 }
@@ -39,7 +39,7 @@ static void begin(void)
 static void end(void)
 {
     unlink(path);
-    CHECK_INT(rmdir(folder), 0);
+    CHECK_INT(rmdir(directory), 0);
 }
 
 static void the_exercise(void)

@@ -2,7 +2,9 @@
  * layout_test.c: shares of cells, for all small worlds; blocks and feeds of a single process; and the
  * schedules of feeds, whose slots must never hold two buckets at once.
  */
+#include "base/base.h"
 #include "check.h"
+#include "os/os.h"
 
 #include "parallel/params.h"
 #include "parallel/prefetch_schedule.h"
@@ -10,7 +12,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <tandem/os.h>
 
 #include <unistd.h>
 
@@ -241,12 +242,12 @@ static void test_offload(void)
 {
     model m;
     model_make(&m, 700, true);
-    char folder[] = "/tmp/tandem-offload-XXXXXX";
-    CHECK(mkdtemp(folder) != NULL);
+    char directory[] = "/tmp/tandem-offload-XXXXXX";
+    CHECK(mkdtemp(directory) != NULL);
     tdm_params *store = NULL;
-    tdm_params_options options = {.graph = m.graph, .has_ema = true, .offload = folder};
+    tdm_params_options options = {.graph = m.graph, .has_ema = true, .offload = directory};
     CHECK_INT(tdm_params_create(&options, &store, NULL), TDM_OK);
-    CHECK_INT(rmdir(folder), 0); /* it is empty again */
+    CHECK_INT(rmdir(directory), 0); /* it is empty again */
     tdm_params_info info = tdm_params_info_of(store);
     size_t n = tdm_graph_param_extent(m.graph);
     CHECK_INT(info.file_bytes, n * sizeof(float));
@@ -281,8 +282,8 @@ static void test_offload(void)
     free(got);
     tdm_params_destroy(store);
     tdm_error err;
-    CHECK_INT(tdm_params_create(&options, &store, &err), TDM_ERR_NOT_FOUND); /* no such folder */
-    CHECK_HAS(err.message, folder);
+    CHECK_INT(tdm_params_create(&options, &store, &err), TDM_ERR_NOT_FOUND); /* no such directory */
+    CHECK_HAS(err.message, directory);
     model_free(&m);
 }
 

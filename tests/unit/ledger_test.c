@@ -3,9 +3,10 @@
  * kind of damage must be found, and named.
  *
  * Lines are made with the job's own way through its data, as lanes would: sample by sample, in parts, in
- * any order. Everything is written below one temporary folder, which is removed at the end.
+ * any order. Everything is written below one temporary directory, which is removed at the end.
  */
 #include "check.h"
+#include "os/os.h"
 #include "train/internal.h"
 #include "train/ledger.h"
 
@@ -16,7 +17,7 @@
 
 enum { SAMPLES = 60, TRAINED = 48, STEPS = 12, LINE_BYTES = 256 };
 
-static char folder[] = "/tmp/tandem-ledger-XXXXXX";
+static char directory[] = "/tmp/tandem-ledger-XXXXXX";
 static tdm_job_document *document;
 static tdm__train_schedule schedule;
 static char run[64], ledger_path[96];
@@ -429,15 +430,16 @@ int main(int argc, char **argv)
     char path[96];
     tdm_str data = TDM_STR_INIT;
     tdm_error err = {0};
-    if (!mkdtemp(folder)) return 1;
-    snprintf(run, sizeof(run), "%s/unit-1", folder);
+    if (!mkdtemp(directory)) return 1;
+    snprintf(run, sizeof(run), "%s/unit-1", directory);
     snprintf(ledger_path, sizeof(ledger_path), "%s/%s", run, TDM__LEDGER_NAME);
-    snprintf(path, sizeof(path), "%s/data.csv", folder);
+    snprintf(path, sizeof(path), "%s/data.csv", directory);
     for (int i = 0; i < SAMPLES; i++) tdm_str_addf(&data, "%d,%d,%d\n", i % 2, i, i * i % 7);
     CHECK_INT(tdm_file_replace(path, data.data, data.length, &err), TDM_OK);
     CHECK_INT(tdm_dir_make(run, &err), TDM_OK);
-    CHECK_INT(tdm_job_parse(job_text, strlen(job_text), "job.yaml", folder, NULL, &document, &err),
-              TDM_OK);
+    CHECK_INT(
+        tdm_job_parse(job_text, strlen(job_text), "job.yaml", directory, NULL, &document, &err),
+        TDM_OK);
     int code = 1;
     if (document &&
         tdm__train_schedule_init(tdm_job_document_job(document), &schedule, &err) == TDM_OK)
@@ -447,6 +449,6 @@ int main(int argc, char **argv)
     tdm__train_schedule_release(&schedule);
     tdm_job_document_destroy(document);
     tdm_str_release(&data);
-    nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    nftw(directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
     return code;
 }

@@ -2,8 +2,8 @@
  * math_test.c: the functions of base/math.c: against the C library's in a wider type, at their edges,
  * and with the same bits on every machine, in and outside of flush-to-zero mode.
  */
-#include <tandem/base.h>
 
+#include "base/base.h"
 #include "check.h"
 
 #include <float.h>

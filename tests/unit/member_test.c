@@ -27,10 +27,10 @@ static char store_url[80];
 
 static void make_store(void)
 {
-    char folder[] = "/tmp/tandem-member-XXXXXX";
-    if (!mkdtemp(folder)) abort();
-    snprintf(store_path, sizeof(store_path), "%s", folder);
-    snprintf(store_url, sizeof(store_url), "local:%s/store", folder);
+    char directory[] = "/tmp/tandem-member-XXXXXX";
+    if (!mkdtemp(directory)) abort();
+    snprintf(store_path, sizeof(store_path), "%s", directory);
+    snprintf(store_url, sizeof(store_url), "local:%s/store", directory);
 }
 
 static void remove_store(void)

@@ -4,9 +4,10 @@
  * A training runs in a process of its own, which tells how far its resident memory rose between the
  * loading of the data and the end. The parts of an estimate are held against sizes worked out here.
  */
+#include "base/base.h"
 #include "check.h"
+#include "os/os.h"
 
-#include <tandem/os.h>
 #include <tandem/parallel.h>
 #include <tandem/train.h>
 
@@ -28,7 +29,7 @@
 enum { SAMPLES = 1024, FEATURES = 64, CLASSES = 4, MAX_SETS = 8 };
 #define MB 1000000.0
 
-static char folder[] = "/tmp/tandem-memory-XXXXXX";
+static char directory[] = "/tmp/tandem-memory-XXXXXX";
 
 static const char job_text[] = "name: unit\nseed: 3\n"
                                "data: {train: data.csv, test_fraction: 0.25}\n"
@@ -41,7 +42,7 @@ static const char job_text[] = "name: unit\nseed: 3\n"
 static tdm_job_document *load(const char *const sets[])
 {
     char dir[64];
-    snprintf(dir, sizeof(dir), "run.dir=%s/runs", folder);
+    snprintf(dir, sizeof(dir), "run.dir=%s/runs", directory);
     const char *all[MAX_SETS + 1] = {dir};
     size_t count = 1;
     while (sets && sets[count - 1] && count < MAX_SETS) {
@@ -52,7 +53,7 @@ static tdm_job_document *load(const char *const sets[])
     tdm_job_document *document = NULL;
     tdm_error err = {0};
     CHECK_INT(
-        tdm_job_parse(job_text, strlen(job_text), "job.yaml", folder, &options, &document, &err),
+        tdm_job_parse(job_text, strlen(job_text), "job.yaml", directory, &options, &document, &err),
         TDM_OK);
     if (err.message[0]) fprintf(stderr, "  %s\n", err.message);
     return document;
@@ -213,7 +214,7 @@ static void test_too_many_ranks(void)
 static void test_offloaded_state_is_no_memory(void)
 {
     char offload[128];
-    snprintf(offload, sizeof(offload), "parallel.offload=%s", folder);
+    snprintf(offload, sizeof(offload), "parallel.offload=%s", directory);
     const char *const sets[] = {"optim.kind=adamw", offload, NULL};
     tdm_job_document *with = load(sets), *without = load(sets + 2);
     tdm_memory_estimate file = estimate(tdm_job_document_job(with), 2);
@@ -285,7 +286,7 @@ static void test_refusal(void)
 static bool write_data(void)
 {
     char path[64];
-    snprintf(path, sizeof(path), "%s/data.csv", folder);
+    snprintf(path, sizeof(path), "%s/data.csv", directory);
     FILE *f = fopen(path, "w");
     if (!f) return false;
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 1, .stream = TDM_RNG_STREAM_USER});
@@ -308,9 +309,9 @@ static const check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    if (!mkdtemp(folder) || !write_data()) return 2;
+    if (!mkdtemp(directory) || !write_data()) return 2;
     int code = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
     char command[64];
-    snprintf(command, sizeof(command), "rm -rf %s", folder);
+    snprintf(command, sizeof(command), "rm -rf %s", directory);
     return system(command) == 0 ? code : 2;
 }

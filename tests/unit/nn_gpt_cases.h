@@ -5,10 +5,10 @@
 #ifndef TANDEM_TESTS_NN_GPT_CASES_H
 #define TANDEM_TESTS_NN_GPT_CASES_H
 
-#include <tandem/nn.h>
-
 #include "graph_bench.h"
+#include "job/job.h"
 #include "nn/decode.h"
+#include "nn/nn.h"
 #include "tensor/kernel.h"
 
 enum { GPT_B = 3, GPT_T = 7, GPT_C = 20, GPT_L = 2, GPT_H = 4, GPT_V = 11 };

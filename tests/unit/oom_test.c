@@ -177,7 +177,7 @@ static const char job_text[] = "name: oom\n"
                                "train: {batch: 4, steps: 2}\n"
                                "compute: {backend: ref}\n"
                                "parallel: {lanes: 2}\n";
-static char folder[] = "/tmp/tandem-oom-XXXXXX";
+static char directory[] = "/tmp/tandem-oom-XXXXXX";
 static tdm_job_document *document; /* of job_text, loaded before memory runs out */
 
 static tdm_status parse_job(tdm_error *err, bool *handed_out)
@@ -185,8 +185,8 @@ static tdm_status parse_job(tdm_error *err, bool *handed_out)
     static const char *const sets[] = {"train.batch=6", "model.hidden=[4, 4, 4]"};
     tdm_job_options options = {.overrides = sets, .override_count = 2, .no_file_checks = true};
     tdm_job_document *d = NULL;
-    tdm_status status = tdm_job_parse(job_text, strlen(job_text), "job.yaml", folder, &options, &d,
-                                      err);
+    tdm_status status = tdm_job_parse(job_text, strlen(job_text), "job.yaml", directory, &options,
+                                      &d, err);
     *handed_out = d && tdm_job_document_job(d); /* a document with problems is no job */
     tdm_job_document_destroy(d);
     return status;
@@ -198,7 +198,7 @@ static tdm_status parse_bad_job(tdm_error *err, bool *handed_out)
     static const char text[] =
         "nam: x\ndata: {train: no.csv, lable: 3}\nseed: [1]\noptim: {lr: -1}\n";
     tdm_job_document *d = NULL;
-    tdm_status status = tdm_job_parse(text, strlen(text), "bad.yaml", folder, NULL, &d, err);
+    tdm_status status = tdm_job_parse(text, strlen(text), "bad.yaml", directory, NULL, &d, err);
     *handed_out = d && tdm_job_document_job(d);
     bool all = d && tdm_job_document_problems(d).count == 5;
     tdm_job_document_destroy(d);
@@ -274,7 +274,7 @@ static tdm_status parse_safetensors(tdm_error *err, bool *handed_out)
     return status;
 }
 
-/* All of it: the data, the team, the run's folder, steps, checkpoints. */
+/* All of it: the data, the team, the run's directory, steps, checkpoints. */
 static tdm_status train(tdm_error *err, bool *handed_out)
 {
     tdm_train_result result = {.steps = 77};
@@ -320,7 +320,7 @@ static void data_sets(void)
 static void safetensors(void)
 {
     char path[64];
-    snprintf(path, sizeof(path), "%s/t.safetensors", folder);
+    snprintf(path, sizeof(path), "%s/t.safetensors", directory);
     float numbers[6] = {1, 2, 3, 4, 5, 6};
     tdm_named_tensor items[] = {{"a", {TDM_DTYPE_F32, tdm_shape_2(2, 2), numbers}},
                                 {"b.\"quoted\"", {TDM_DTYPE_F32, tdm_shape_1(2), numbers + 4}}};
@@ -374,24 +374,24 @@ static int remove_entry(const char *path, const struct stat *info, int kind, str
 static bool prepare(void)
 {
     char path[64], dir[64];
-    snprintf(path, sizeof(path), "%s/data.csv", folder);
-    snprintf(dir, sizeof(dir), "run.dir=%s/runs", folder);
+    snprintf(path, sizeof(path), "%s/data.csv", directory);
+    snprintf(dir, sizeof(dir), "run.dir=%s/runs", directory);
     const char csv[] = "1,2,3,4,a\n5,6,7,8,b\n4,3,2,1,c\n8,7,6,5,a\n1,3,5,7,b\n2,4,6,8,c\n";
     if (tdm_file_replace(path, csv, strlen(csv), NULL) != TDM_OK) return false;
     const char *sets[] = {dir};
     tdm_job_options options = {.overrides = sets, .override_count = 1};
-    return tdm_job_parse(job_text, strlen(job_text), "job.yaml", folder, &options, &document,
+    return tdm_job_parse(job_text, strlen(job_text), "job.yaml", directory, &options, &document,
                          NULL) == TDM_OK;
 }
 
 int main(int argc, char **argv)
 {
-    if (!mkdtemp(folder) || !prepare()) {
-        perror(folder);
+    if (!mkdtemp(directory) || !prepare()) {
+        perror(directory);
         return 1;
     }
     int code = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
     tdm_job_document_destroy(document);
-    nftw(folder, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
+    nftw(directory, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
     return code;
 }

@@ -7,9 +7,9 @@
 
 #include <stdlib.h>
 
-#include <tandem/optim.h>
-
+#include "base/base.h"
 #include "check.h"
+#include "optim/optim.h"
 
 enum { BENCH_PARAMS = 4, BENCH_EXTENT = 3 * 4096 + 128 };
 

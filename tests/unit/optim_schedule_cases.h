@@ -5,9 +5,8 @@
 #ifndef TANDEM_TESTS_OPTIM_SCHEDULE_CASES_H
 #define TANDEM_TESTS_OPTIM_SCHEDULE_CASES_H
 
-#include <tandem/optim.h>
-
 #include "check.h"
+#include "optim/optim.h"
 
 static const int64_t schedule_milestones[] = {3, 5};
 

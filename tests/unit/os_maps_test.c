@@ -4,8 +4,7 @@
  * processes that use it, also when one of them is killed or stopped while it changes the table.
  */
 #include "check.h"
-
-#include <tandem/os.h>
+#include "os/os.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -76,25 +75,25 @@ static void test_overlay_shows_slots(void)
     tdm_overlay_unmap(&o); /* twice does no harm */
 }
 
-static char folder[64];
+static char directory[64];
 
-static const char *in_folder(const char *name)
+static const char *in_directory(const char *name)
 {
     static char path[512];
-    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    snprintf(path, sizeof(path), "%s/%s", directory, name);
     return path;
 }
 
-static void folder_make(void)
+static void directory_make(void)
 {
-    snprintf(folder, sizeof(folder), "/tmp/tandem-maps-XXXXXX");
-    CHECK(mkdtemp(folder) != NULL);
+    snprintf(directory, sizeof(directory), "/tmp/tandem-maps-XXXXXX");
+    CHECK(mkdtemp(directory) != NULL);
 }
 
 static void test_file_map(void)
 {
-    folder_make();
-    const char *path = in_folder("numbers");
+    directory_make();
+    const char *path = in_directory("numbers");
     CHECK_INT(tdm_file_replace(path, "old", 3, NULL), TDM_OK);
     tdm_pages a = {0}, b = {0};
     size_t bytes = 3 * page_bytes() + 1;
@@ -114,13 +113,13 @@ static void test_file_map(void)
     tdm_pages_unmap(&a);
     CHECK_INT(other[bytes - 1], 77);
     tdm_pages_unmap(&b);
-    rmdir(folder);
+    rmdir(directory);
 }
 
 static void test_file_map_in_parts(void)
 {
-    folder_make();
-    const char *path = in_folder("parts");
+    directory_make();
+    const char *path = in_directory("parts");
     size_t mb = (size_t)1 << 20;
     tdm_pages map = {0};
     const tdm_file_part parts[] = {{mb, mb}, {40 * mb, 2 * mb}, {50 * mb, 0}};
@@ -136,13 +135,13 @@ static void test_file_map_in_parts(void)
     const tdm_file_part beyond = {63 * mb, 2 * mb};
     CHECK_INT(tdm_file_map_create_parts(path, 64 * mb, &beyond, 1, &map, &err), TDM_ERR_RANGE);
     CHECK(!tdm_path_exists(path));
-    rmdir(folder);
+    rmdir(directory);
 }
 
 static void test_file_map_failures(void)
 {
-    folder_make();
-    const char *path = in_folder("full");
+    directory_make();
+    const char *path = in_directory("full");
     tdm_error err;
     tdm_pages map = {0};
     tdm_os_fault_set(TDM_FAULT_WRITE, 1, ENOSPC);
@@ -158,10 +157,10 @@ static void test_file_map_failures(void)
     CHECK_INT(tdm_file_map_open(path, 10000, &map, &err), TDM_ERR_NOT_FOUND);
     CHECK_INT(tdm_file_replace(path, "short", 5, NULL), TDM_OK);
     CHECK_INT(tdm_file_map_open(path, 10000, &map, &err), TDM_ERR_FORMAT);
-    CHECK(tdm_file_map_create(folder, 10000, &map, &err) != TDM_OK); /* a folder stays one */
-    CHECK(tdm_path_is_dir(folder) && map.data == NULL);
+    CHECK(tdm_file_map_create(directory, 10000, &map, &err) != TDM_OK); /* a directory stays one */
+    CHECK(tdm_path_is_dir(directory) && map.data == NULL);
     unlink(path);
-    rmdir(folder);
+    rmdir(directory);
 }
 
 /* A page of two processes counts half for each. */

@@ -4,10 +4,9 @@
  * while others wait for it.
  */
 #include "check.h"
+#include "sim/simulator.h"
 
 #include "train/internal.h"
-
-#include <tandem/sim.h>
 
 enum { SIZE = 5 };
 

@@ -3,11 +3,12 @@
  * on, disks that fail at every operation, and models opened from what was written.
  *
  * The log is listened to, so that a test sees what was said. Everything is written below one
- * temporary folder, which is removed at the end.
+ * temporary directory, which is removed at the end.
  */
+#include "base/base.h"
 #include "check.h"
+#include "os/os.h"
 
-#include <tandem/os.h>
 #include <tandem/train.h>
 
 #include <errno.h>
@@ -18,7 +19,7 @@
 
 enum { SAMPLES = 60, STEPS = 12, MAX_EVENTS = 200 };
 
-static char folder[] = "/tmp/tandem-train-XXXXXX";
+static char directory[] = "/tmp/tandem-train-XXXXXX";
 
 /* 48 of 60 samples are trained, in batches of 14: 14 14 14 6, three times. */
 static const char job_text[] =
@@ -34,14 +35,14 @@ static const char job_text[] =
 static tdm_job_document *load(const char *const *overrides, size_t count)
 {
     char dir[64];
-    snprintf(dir, sizeof(dir), "run.dir=%s/runs", folder);
+    snprintf(dir, sizeof(dir), "run.dir=%s/runs", directory);
     const char *sets[8] = {dir};
     for (size_t i = 0; i < count; i++) sets[1 + i] = overrides[i];
     tdm_job_options options = {.overrides = sets, .override_count = 1 + count};
     tdm_job_document *document = NULL;
     tdm_error err = {0};
     CHECK_INT(
-        tdm_job_parse(job_text, strlen(job_text), "job.yaml", folder, &options, &document, &err),
+        tdm_job_parse(job_text, strlen(job_text), "job.yaml", directory, &options, &document, &err),
         TDM_OK);
     if (err.message[0]) fprintf(stderr, "  %s\n", err.message);
     return document;
@@ -295,7 +296,7 @@ static void refusals_leave_the_result_alone(void)
     CHECK_INT(train(tdm_job_document_job(other), r.run_path, &l, &untouched, &err),
               TDM_ERR_JOB_MISMATCH);
     CHECK_HAS(err.message, "optim.lr");
-    CHECK_INT(train(job, folder, &l, &untouched, &err), TDM_ERR_NOT_FOUND);
+    CHECK_INT(train(job, directory, &l, &untouched, &err), TDM_ERR_NOT_FOUND);
     CHECK_HAS(err.message, "job.yaml");
     CHECK_INT(train(job, "/no/such/run", &l, &untouched, &err), TDM_ERR_NOT_FOUND);
     CHECK(memcmp(after, before, sizeof(poison)) == 0);
@@ -426,7 +427,7 @@ static void every_operation_may_fail(void)
     }
     for (int number = 1; number < 200; number++) { /* what they left can be gone on with */
         char run[128];
-        snprintf(run, sizeof(run), "%s/runs/unit-%d", folder, number);
+        snprintf(run, sizeof(run), "%s/runs/unit-%d", directory, number);
         if (tdm_path_is_dir(run)) CHECK(goes_on(job, run));
     }
     tdm_job_document_destroy(document);
@@ -472,7 +473,7 @@ static void models_open_from_what_was_written(void)
     check_model(r.run_path, job, &r);
     check_model(r.checkpoint_path, job, &r);
     tdm_model *model = NULL;
-    CHECK_INT(tdm_model_open(folder, NULL, &model, &err), TDM_ERR_NOT_FOUND);
+    CHECK_INT(tdm_model_open(directory, NULL, &model, &err), TDM_ERR_NOT_FOUND);
     CHECK_INT(tdm_model_open("/no/such", NULL, &model, &err), TDM_ERR_NOT_FOUND);
     CHECK(!model);
     tdm_model_close(NULL);
@@ -612,7 +613,7 @@ static int remove_entry(const char *path, const struct stat *info, int kind, str
 static bool write_data(void)
 {
     char path[64];
-    snprintf(path, sizeof(path), "%s/data.csv", folder);
+    snprintf(path, sizeof(path), "%s/data.csv", directory);
     FILE *file = fopen(path, "w");
     if (!file) return false;
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 4, .stream = TDM_RNG_STREAM_USER});
@@ -626,11 +627,11 @@ static bool write_data(void)
 
 int main(int argc, char **argv)
 {
-    if (!mkdtemp(folder) || !write_data()) {
-        perror(folder);
+    if (!mkdtemp(directory) || !write_data()) {
+        perror(directory);
         return 1;
     }
     int code = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
-    nftw(folder, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
+    nftw(directory, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
     return code;
 }

@@ -27,6 +27,7 @@
  * level k, or 2k and 2k + 1, of a segment's 64, and 32 + k on the way back.
  */
 #include "comm/algorithms/build.h"
+#include "comm/comm.h"
 
 enum {
     LARGE_BYTES = 8 * 1024,

@@ -23,6 +23,7 @@
  * numbers: the step, of a segment's 2P.
  */
 #include "comm/algorithms/build.h"
+#include "comm/comm.h"
 
 enum { CHAIN_BYTES = 256 * 1024, CHAIN_FLIGHT = 8, FLIGHT = 2 };
 

@@ -5,6 +5,7 @@
  * graph. In addition to the result it keeps, for each query, the logarithm of the sum of
  * exponentials (lse), from which the backward pass recomputes the weights, block by block.
  */
+#include "graph/graph.h"
 #include "graph/ops/ops.h"
 
 /* Words in one random sequence: see tdm_rng. */

@@ -14,6 +14,7 @@
  * with weights and the residual ones of the outermost list, and each round of a repetition.
  */
 #include "nn/models/layers.h"
+#include "job/job.h"
 
 #include <math.h>
 #include <stdio.h>

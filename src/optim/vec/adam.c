@@ -2,6 +2,7 @@
  * adam.c: Adam (Kingma and Ba, 2015) as PyTorch defines it: weight decay is added to the gradient
  * (unlike in adamw.c), then the step with bias-corrected moments.
  */
+#include "base/base.h"
 #include "optim/vec/vec.h"
 
 #include <math.h>

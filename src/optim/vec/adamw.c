@@ -2,6 +2,7 @@
  * adamw.c: Adam with decoupled weight decay (Loshchilov and Hutter, 2019), in PyTorch's order of
  * operations: decay first, then the step with bias-corrected moments.
  */
+#include "base/base.h"
 #include "optim/vec/vec.h"
 
 #include <math.h>

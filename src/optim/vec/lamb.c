@@ -5,6 +5,7 @@
  * The direction u of a tensor is scaled by |param| / |u| (by 1 if either is zero), so it needs two
  * passes: lamb_prepare() sums both squares, lamb_apply() updates.
  */
+#include "base/base.h"
 #include "optim/vec/vec.h"
 
 #include <math.h>

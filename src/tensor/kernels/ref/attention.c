@@ -9,6 +9,7 @@
  * where T' is T rounded up to a multiple of 32, so that kernels of any vector width begin a query
  * with a whole vector of words. They may draw them in any order.
  */
+#include "base/base.h"
 #include "tensor/kernels/ref/ref.h"
 
 #include <math.h>

@@ -7,6 +7,7 @@
  * written to vectorise, but nothing here is clever.
  */
 #include "tensor/kernels/ref/ref.h"
+#include "base/base.h"
 
 #include <string.h>
 

@@ -15,6 +15,7 @@
  * first copies into its own blocks, padded with zeros to whole vectors and tiles: the bits of the
  * result do not depend on the number of threads. ref/attention.c defines what is computed.
  */
+#include "base/base.h"
 #include "tensor/kernels/cpu/vec/math.h"
 #include "tensor/kernels/cpu/vec/philox.h"
 #include "tensor/kernels/cpu/vec/tile.h"

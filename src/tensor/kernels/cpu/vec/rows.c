@@ -6,6 +6,7 @@
  * in row order. The last positions of a row are padded with -infinity, which adds nothing. Outputs
  * may overwrite the first input.
  */
+#include "base/base.h"
 #include "tensor/kernels/cpu/vec/math.h"
 
 #include <assert.h>

@@ -1,21 +1,17 @@
 /*
- * sim.h: a world of many ranks in one process, with one seed, in virtual time.
+ * simulator.h: a world of many ranks in one process, with one seed, in virtual time.
  *
  * Every rank is a coroutine that runs an ordinary function on an ordinary tdm_comm; engine, groups
  * and collectives are the real ones, only transport and control are simulated. Virtual time
  * advances when all ranks wait, so a deadline of 30 s costs nothing. All random choices come from
  * the seed: the same options give the same run, event by event, which `hash` proves. Latency,
  * bandwidth, jitter, loss, crashes, slow ranks and partitions are set by options or chosen at
- * random.
+ * random. Tests link the simulator; it is not part of libtandem.so.
  */
-#ifndef TANDEM_SIM_H
-#define TANDEM_SIM_H
+#ifndef TANDEM_SIM_SIMULATOR_H
+#define TANDEM_SIM_SIMULATOR_H
 
 #include <tandem/comm.h>
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef enum tdm_sim_fault_kind {
     TDM_SIM_CRASH = 1, /* `rank` stops for good; the others are notified after detect_s */
@@ -64,15 +60,12 @@ typedef struct tdm_sim_result {
 typedef void (*tdm_sim_fn)(tdm_comm *comm, void *user);
 
 /* Runs `fn` once for each rank, concurrently, until all have returned, crashed or hung. */
-TDM_API tdm_status tdm_sim_run(const tdm_sim_options *options, tdm_sim_fn fn, void *user,
-                               tdm_sim_result *out, tdm_error *err);
+tdm_status tdm_sim_run(const tdm_sim_options *options, tdm_sim_fn fn, void *user,
+                       tdm_sim_result *out, tdm_error *err);
 
 /* For use in `fn`: this rank's virtual clock. */
-TDM_API double tdm_sim_now_s(const tdm_comm *comm);
+double tdm_sim_now_s(const tdm_comm *comm);
 /* For use in `fn`: spends virtual time computing. */
-TDM_API void tdm_sim_compute(tdm_comm *comm, double seconds);
+void tdm_sim_compute(tdm_comm *comm, double seconds);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

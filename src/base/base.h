@@ -1,0 +1,93 @@
+/*
+ * base.h: the part of module base that only other modules use.
+ *
+ * <tandem/base.h> and <tandem/text.h> declare what programs may call. This header adds hashing, random numbers,
+ * reproducible mathematics and time for the modules above; libtandem.so does not export it.
+ */
+#ifndef TANDEM_BASE_BASE_H
+#define TANDEM_BASE_BASE_H
+
+#include <tandem/base.h>
+#include <tandem/text.h>
+
+/* ---- status ---------------------------------------------------------------------------------- */
+
+tdm_status tdm_vfail(tdm_error *err, tdm_status status, const char *fmt, va_list args);
+
+/* ---- random numbers -------------------------------------------------------------------------- */
+
+/*
+ * Philox 4x32-10 (Salmon et al., 2011): a pure function of a 128-bit counter and a 64-bit key.
+ * There is no hidden state, so a value depends only on its address, never on the order of calls.
+ */
+void tdm_philox_4x32_10(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+/* Moves to word `index` (below 2^34) of the sequence; costs one block. */
+void tdm_rng_seek(tdm_rng *rng, uint64_t index);
+uint32_t tdm_rng_u32(tdm_rng *rng);
+/* Uniform in [0, 1) with 24 bits. */
+float tdm_rng_uniform(tdm_rng *rng);
+/* Uniform in [0, bound) without bias (bound > 0). */
+uint64_t tdm_rng_below(tdm_rng *rng, uint64_t bound);
+/* Standard normal (Box-Muller, in double precision). */
+double tdm_rng_normal(tdm_rng *rng);
+
+/* ---- mathematics ----------------------------------------------------------------------------- */
+
+double tdm_math_exp(double x);
+double tdm_math_log(double x);
+double tdm_math_sin(double x);
+double tdm_math_cos(double x);
+double tdm_math_power(double base, uint64_t exponent);
+
+/* ---- hashing --------------------------------------------------------------------------------- */
+
+#define TDM_SHA256_BYTES 32
+
+typedef struct tdm_sha256 tdm_sha256;
+
+tdm_sha256 *tdm_sha256_create(void); /* NULL if out of memory */
+void tdm_sha256_destroy(tdm_sha256 *hash);
+void tdm_sha256_update(tdm_sha256 *hash, const void *bytes, size_t count);
+/* Adds a little-endian number. */
+void tdm_sha256_u64(tdm_sha256 *hash, uint64_t value);
+/* Adds the length and the bytes of a text, so that consecutive texts are unambiguous. */
+void tdm_sha256_text(tdm_sha256 *hash, const char *text);
+/* Hexadecimal digits: `out` has 2 * count + 1 bytes. */
+void tdm_hex(const void *bytes, size_t count, char *out);
+/* Ends the hash; afterwards only destroy is allowed. */
+void tdm_sha256_finish(tdm_sha256 *hash, char hex[TDM_SHA256_HEX]);
+/* Input of tdm_sha256_of_many. */
+typedef struct tdm_sha256_part {
+    const void *bytes; /* may be NULL if count is 0 */
+    size_t count;
+    char hex[TDM_SHA256_HEX]; /* the result */
+} tdm_sha256_part;
+/* Hashes several inputs, which is faster than one by one if they have similar lengths. */
+tdm_status tdm_sha256_of_many(tdm_sha256_part *parts, size_t count);
+/* HMAC-SHA256 (RFC 2104); the key may be empty. */
+tdm_status tdm_hmac_sha256(const void *key, size_t key_bytes, const void *bytes, size_t count,
+                           uint8_t out[TDM_SHA256_BYTES]);
+
+/* ---- clock ----------------------------------------------------------------------------------- */
+
+/* Sleeps, until a signal arrives at the latest. Zero and less: not at all. */
+void tdm_clock_sleep(double seconds);
+struct timespec tdm_clock_timespec(double seconds);
+
+/* ---- growing strings ------------------------------------------------------------------------- */
+
+/* Pads with spaces until `column` bytes follow the last newline. */
+void tdm_str_pad_to(tdm_str *str, size_t column);
+
+/*
+ * The length in bytes (1 to 4) of the well-formed UTF-8 character at `bytes`, and the character in
+ * *out (may be NULL); 0 if there is none: an unexpected continuation byte, an overlong form, a
+ * surrogate, a value above U+10FFFF, or too few bytes.
+ */
+size_t tdm_text_utf8(const void *bytes, size_t left, uint32_t *out);
+
+/* The shortest decimal that parses to exactly this number. Returns `buffer`. */
+const char *tdm_text_double(double value, char buffer[32]);
+
+#endif

@@ -1,0 +1,39 @@
+/*
+ * comm.h: the part of module comm that only other modules use.
+ *
+ * <tandem/comm.h> declares the collectives that programs may call. This header adds epochs, shared memory
+ * between the ranks of a host, and the cause of a lost peer; libtandem.so does not export it.
+ */
+#ifndef TANDEM_COMM_COMM_H
+#define TANDEM_COMM_COMM_H
+
+#include "boot/peer_loss.h"
+
+#include <tandem/comm.h>
+
+/* ---- world ------------------------------------------------------------------------------------ */
+
+uint32_t tdm_comm_epoch(const tdm_comm *comm);
+
+/* Describes the loss of a rank that is TDM_PEER_LOST; returns false for other ranks. */
+bool tdm_comm_peer_loss(tdm_comm *comm, int rank, tdm_peer_loss *out);
+
+/* Converts a pointer into shared memory to an offset that is valid on all ranks of the node,
+ * although their addresses differ, and back. UINT64_MAX: not shared memory; NULL: not a valid
+ * offset. */
+uint64_t tdm_comm_shared_place(const tdm_comm *comm, const void *memory);
+void *tdm_comm_shared_at(const tdm_comm *comm, uint64_t place);
+
+/* ---- groups ----------------------------------------------------------------------------------- */
+
+/* TDM_OK, or the error with which every call on this group fails. */
+tdm_status tdm_group_check(const tdm_group *group, tdm_error *err);
+
+/* ---- calls ------------------------------------------------------------------------------------ */
+
+/* The largest complete subtrees of lanes [first, last), from left to right, as heap indices (root
+ * 1, children 2n and 2n + 1, lane l is lane_count + l), without those whose lanes are all absent.
+ * Returns their number, at most TDM_MAX_LANE_PARTS. */
+int tdm_lane_nodes(const tdm_lanes *lanes, int64_t first, int64_t last, int64_t *out);
+
+#endif

@@ -1,0 +1,26 @@
+/*
+ * job.h: the part of module job that only other modules use.
+ *
+ * <tandem/job.h> declares how a job file is read. This header adds comparison and display of single settings;
+ * libtandem.so does not export it.
+ */
+#ifndef TANDEM_JOB_JOB_H
+#define TANDEM_JOB_JOB_H
+
+#include <tandem/job.h>
+
+/* Whether the job's model is a token model, which is trained on a text: gpt, or layers that start
+ * with embedding. For a model from a library use tdm_model_takes_tokens. */
+bool tdm_job_takes_tokens(const tdm_job *job);
+/* The name of a tdm_job_layer_kind in a job, such as "conv". */
+const char *tdm_job_layer_name(int kind);
+/* Lists in `out` the keys that affect bits and differ: "train.batch: 32 here, 64 there". Returns how
+ * many there are. */
+size_t tdm_job_diff(const tdm_job *here, const tdm_job *there, tdm_str *out);
+
+/* ---- the table of keys ----------------------------------------------------------------------- */
+
+/* Adds the value of a key as tdm_job_show prints it; "none" if the job does not have it. */
+void tdm_job_value_show(const tdm_job *job, size_t index, tdm_str *out);
+
+#endif

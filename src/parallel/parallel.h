@@ -1,0 +1,366 @@
+/*
+ * parallel.h: lanes, the ranks that execute them, and the memory of parameters and optimiser state.
+ *
+ * The batch of a step is divided into `lane_count` contiguous slices, the lanes. A lane's gradient is a
+ * function of its samples and the parameters only. Lanes are summed by a fixed binary tree over their index, node =
+ * left + right. Ranks do not own data: they execute lanes, and any rank may execute any lane. So the
+ * trained parameters depend on the number of lanes, which the job sets, and not on the number of ranks,
+ * on the placement of lanes, or on how the state is distributed.
+ *
+ * A lane without rows (the last batch of a data epoch may have fewer rows than lanes) is left out: the
+ * parent of such a lane in the tree is its sibling.
+ *
+ * Ranks are the members of a world (comm.h), or a single process without one. Everything here that
+ * takes a comm is collective: all ranks call the same functions in the same order. When a rank fails,
+ * the others get a status of the peer group from the current call or the next one.
+ *
+ * A node is a set of ranks with common shared memory (tdm_comm_node_of), normally those of one host. They have
+ * one copy of the parameters and update it together, each rank its share.
+ *
+ * Modules above use this header; programs have <tandem/parallel.h>. libtandem.so does not export it.
+ */
+#ifndef TANDEM_PARALLEL_PARALLEL_H
+#define TANDEM_PARALLEL_PARALLEL_H
+
+#include "graph/graph.h"
+#include "optim/optim.h"
+
+#include <tandem/base.h>
+#include <tandem/comm.h>
+#include <tandem/nn.h>
+#include <tandem/os.h>
+#include <tandem/parallel.h>
+
+typedef struct tdm_slice {
+    int64_t first;
+    int64_t count;
+} tdm_slice;
+
+/* Rows of lane `lane` when `row_count` rows are divided into `lane_count` slices. Sizes differ by at most
+ * one; the larger slices are spread evenly, and the first slice is one of them. */
+tdm_slice tdm_lane_slice(int64_t row_count, int64_t lane_count, int64_t lane);
+
+/* Maximum number of gradient buffers that a rank holds while it executes this block of lanes. */
+int tdm_lane_buffers(int64_t lane_count, tdm_slice lanes);
+
+/* ---- placement ------------------------------------------------------------------------------- */
+
+/*
+ * Assigns lanes to ranks: rank i executes [first[i], first[i + 1]); `first` has rank_count + 1
+ * entries. Every rank gets at least one lane; rank_count must be at most lane_count. `weights` has the
+ * relative speed of each rank; NULL: equal. The assignment minimises the time of the slowest rank,
+ * lanes / weight. With equal weights the counts differ by at most one. Pure function.
+ */
+void tdm_place_lanes(int64_t lane_count, int rank_count, const double *weights, int64_t *first);
+
+/*
+ * Dynamic placement: every step, tdm_balance_observe gets each rank's time. It returns true and changes
+ * `first` when moving lanes would make steps faster by a minimum amount and has done so for several steps, so
+ * noise moves nothing. All ranks observe the same numbers and so decide alike. No allocation.
+ */
+typedef struct tdm_balance tdm_balance;
+tdm_balance *tdm_balance_create(int64_t lane_count, int rank_count); /* NULL: no memory */
+void tdm_balance_destroy(tdm_balance *balance);
+/* seconds[i]: time of rank i for its lanes of this step, without waits. */
+bool tdm_balance_observe(tdm_balance *balance, const double *seconds, int64_t *first);
+/* The rank that has needed at least 1.5 times as long per lane as the others for several steps; -1: none.
+ * *factor is its time relative to the median. */
+int tdm_balance_straggler(const tdm_balance *balance, double *factor);
+
+/* Chooses the bucket size for `grad_bytes` of gradients if parallel.bucket is auto. Where gradients
+ * are sent between nodes this is measured, which takes about a second. All ranks get the same. Collective. */
+tdm_status tdm_bucket_choose(tdm_comm *comm, uint64_t grad_bytes, size_t *out, tdm_error *err);
+
+/* ---- the parameter store: memory of parameters and state -------------------------------------- */
+
+/*
+ * Blocks of f32 in the layout of a graph: the parameters (followed by statistics and buffers), the
+ * optimiser's states, and the average of the weights. parallel.zero sets how much of a block a rank holds:
+ *   0  every node has all blocks complete; its ranks share them
+ *   1  parameters are complete on every node; each rank has its share of states and average
+ *   2  as 1 (gradients are handled by the team)
+ *   3  each rank has its share of all blocks; with one node as 2
+ * A share is a set of cells; a cell is TDM_OPTIM_PIECE_ELEMENTS elements, aligned to that number.
+ */
+typedef struct tdm_params tdm_params;
+
+enum { TDM_BLOCK_PARAMS = 0, TDM_BLOCK_EMA = 1, TDM_BLOCK_STATE = 2 /* + index of the state */ };
+
+typedef struct tdm_params_options {
+    const tdm_graph *graph;   /* defines the layout; borrowed */
+    tdm_optimiser *optimiser; /* is bound to the blocks; NULL: parameters only */
+    bool has_ema;
+    tdm_comm *comm; /* NULL: a single process */
+    int zero;
+    const char *offload; /* a directory for a file with the states; NULL: in memory */
+    size_t bucket_bytes; /* unit of sharding, gathering and reduction; 0: 4 MB */
+    /* Shared memory in which the blocks survive the processes of this node (os.h), and the slot of this
+     * process, unique among living processes. NULL: private memory. Not used with `offload`. */
+    tdm_shm *shm;
+    int slot;
+    uint32_t epoch;   /* membership epoch; 0: the comm's */
+    int thread_count; /* for this rank's updates; 0: 1 */
+} tdm_params_options;
+
+/* All blocks are initially zero. Collective. */
+tdm_status tdm_params_create(const tdm_params_options *options, tdm_params **out, tdm_error *err);
+void tdm_params_destroy(tdm_params *store); /* before the comm is closed */
+
+/* Address of a block, in the layout of the graph; NULL if it does not exist. If the block is sharded, only
+ * this rank's share may be accessed. */
+float *tdm_params_block(const tdm_params *store, int block);
+bool tdm_params_is_whole(const tdm_params *store, int block);
+
+/* Collective: copies elements [first, first + count) of a block from their owners to rank 0's `out`
+ * (other ranks pass NULL), or from rank 0's `in` to their owners. After writes, call tdm_params_settle before
+ * reading through tdm_params_block or training. */
+tdm_status tdm_params_read(tdm_params *store, int block, size_t first, size_t count, float *out,
+                           tdm_error *err);
+tdm_status tdm_params_write(tdm_params *store, int block, size_t first, size_t count,
+                            const float *in, tdm_error *err);
+/* Collective: distributes everything written or updated by steps, and waits for all ranks. */
+tdm_status tdm_params_settle(tdm_params *store, tdm_error *err);
+
+/* Finds the first non-finite number in a block, in this rank's share or its part of a complete block. All
+ * ranks get the same index, or SIZE_MAX if all are finite. Collective. */
+tdm_status tdm_params_find_bad(tdm_params *store, int block, size_t *out, tdm_error *err);
+
+/* Memory this rank maps, for `inspect` and tests: private, and common to the node. */
+typedef struct tdm_params_info {
+    int node_count, node_size; /* of this rank's node */
+    uint64_t private_bytes, common_bytes, file_bytes;
+    size_t bucket_count;
+} tdm_params_info;
+tdm_params_info tdm_params_info_of(const tdm_params *store);
+
+/*
+ * Provides parameters to plans. It ensures that the parameters a plan step reads are present. For a complete
+ * block nothing is to be done. For a sharded block, buckets are gathered shortly before they are read, the next
+ * ones while the current ones are in use, and their memory is reused afterwards.
+ * All ranks execute the same sequence: each calls tdm_prefetch_begin, then tdm_prefetch_reach for its parts in
+ * step order to the end; or tdm_prefetch_pass if it has nothing to run while other ranks do.
+ */
+typedef struct tdm_prefetch tdm_prefetch;
+
+/* For plans that differ only in the number of rows. `block`: PARAMS or EMA. Plans are borrowed, and are
+ * bound to the memory of the prefetch (TDM_SPACE_PARAMS). Collective. */
+tdm_status tdm_prefetch_create(tdm_params *store, int block, tdm_plan *const *plans, int plan_count,
+                               tdm_prefetch **out, tdm_error *err);
+void tdm_prefetch_destroy(tdm_prefetch *prefetch);
+tdm_status tdm_prefetch_begin(tdm_prefetch *prefetch, int plan, tdm_error *err);
+/* Returns when everything that plan steps [step, *until) read is present; *until > step. */
+tdm_status tdm_prefetch_reach(tdm_prefetch *prefetch, size_t step, size_t *until, tdm_error *err);
+tdm_status tdm_prefetch_pass(tdm_prefetch *prefetch, tdm_error *err);
+/* Runs a plan from its beginning to its end. */
+tdm_status tdm_prefetch_run(tdm_prefetch *prefetch, int plan, const tdm_step_key *key,
+                            tdm_error *err);
+uint64_t tdm_prefetch_bytes(const tdm_prefetch *prefetch); /* memory for gathered buckets */
+
+/* ---- the team: the ranks that train a model --------------------------------------------------- */
+
+typedef struct tdm_team tdm_team;
+
+/* Writes rows [first, first + count) of the step's batch to x (f32 features or i32 tokens) and
+ * classes. Must not allocate or fail. */
+typedef void (*tdm_lane_fill_fn)(void *user, int64_t first, int64_t count, void *x,
+                                 int32_t *classes);
+
+enum { TDM_TEAM_MAX_BATCHES = 2 };
+
+/* Compiled plans and activation memory, reusable by later teams of the same model: creating them takes much
+ * longer than creating a team. */
+typedef struct tdm_plan_cache tdm_plan_cache;
+tdm_plan_cache *tdm_plan_cache_create(void); /* empty; NULL: no memory */
+void tdm_plan_cache_destroy(tdm_plan_cache *plan_cache);
+
+typedef struct tdm_team_options {
+    tdm_model_options model; /* batch, training and loss_scale are set by the team */
+    tdm_params *store;       /* has an optimiser; borrowed */
+    tdm_optimiser *optimiser;
+    tdm_comm *comm; /* that of the parameter store */
+    int64_t lane_count;
+    int64_t batches[TDM_TEAM_MAX_BATCHES]; /* batch sizes that will be used; 0: unused entry */
+    uint64_t seed;
+    tdm_lane_fill_fn fill;
+    void *user;
+    /* of an earlier team, or empty; used by one team at a time. NULL: private */
+    tdm_plan_cache *plan_cache;
+} tdm_team_options;
+
+/* parallel.* of the model's job apply: zero, reduce, balance, bucket, overlap. TDM_ERR_JOB_INVALID: fewer
+ * lanes than ranks. Collective. */
+tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_error *err);
+void tdm_team_destroy(tdm_team *team);
+
+typedef struct tdm_step_result {
+    double loss;      /* the mean over the batch, before the update */
+    double grad_norm; /* of the whole gradient, before clipping; 0 if it is not needed */
+    /* True if the loss, the gradient summed over the lanes and all statistics that the lanes observed are
+     * finite, and the gradient is below 2^63, so that its squares are finite as well. If false, nothing
+     * was changed. */
+    bool finite;
+    unsigned requests;  /* of all ranks, or-ed */
+    uint64_t tally;     /* sum over all ranks */
+    bool moved;         /* the placement of lanes changed */
+    int straggler;      /* world rank, see tdm_balance_straggler; -1: none */
+    double slow_factor; /* relative time of the straggler */
+} tdm_step_result;
+
+/*
+ * Executes one training step: forward and backward of all lanes, the gradient tree, the update with
+ * learning rate `lr`. `batch` is one of options.batches; `step` counts from 0. `request` is any set of
+ * bits, or-ed over the ranks, by which they agree on what to do after the step (for example to stop). All
+ * ranks get the same result. Collective; allocates nothing.
+ */
+typedef struct tdm_step_input {
+    uint64_t step;
+    int64_t batch;
+    double lr;
+    unsigned request;
+    const uint64_t *tally; /* read after this rank's lanes have run; NULL: 0 */
+    /* Called on this rank when its part of the update is about to begin; no block changes before that. May be
+     * NULL. */
+    void (*before_update)(void *user);
+    void *user;
+} tdm_step_input;
+tdm_status tdm_team_step(tdm_team *team, const tdm_step_input *in, tdm_step_result *out,
+                         tdm_error *err);
+
+/* The origin of a step's non-finite values: NaN, infinite, or too large to be squared. */
+typedef enum tdm_bad_kind {
+    TDM_BAD_NOWHERE = 0, /* the replay found none: the first execution computed something else */
+    TDM_BAD_PARAM,       /* a parameter, statistic or buffer was not finite before the step */
+    TDM_BAD_DATA,        /* a sample is not finite */
+    TDM_BAD_OP,          /* an op produced it from finite inputs */
+    TDM_BAD_SUM,         /* each lane's gradient is finite; their sum overflows */
+    TDM_BAD_LARGE        /* the gradient is finite, but its square is not */
+} tdm_bad_kind;
+
+typedef struct tdm_bad_number {
+    tdm_bad_kind kind;
+    const char *name; /* of the parameter, statistic or buffer, or of the op: "h.3.attention" */
+    /* DATA and OP: */
+    bool is_nan;
+    int64_t lane;
+    tdm_slice rows;    /* of the lane, in the batch */
+    int64_t bad_rows;  /* number of rows with non-finite values there; 0: unknown */
+    int64_t first_row; /* the first of bad_rows, in the batch */
+    const char *op;    /* OP: its kind: "attention" */
+    bool backward;     /* OP */
+} tdm_bad_number;
+
+/*
+ * Finds the origin of the non-finite values of the last step; must be the next call on the team after it.
+ * Every rank runs all lanes again, in order, and reports the first op with a non-finite output in the first
+ * such lane. The same kernels get the same inputs, so all ranks find the same op.
+ * Names live as long as the team. Changes nothing and allocates nothing. Collective.
+ */
+tdm_status tdm_team_replay(tdm_team *team, tdm_bad_number *out, tdm_error *err);
+
+/*
+ * Executes a step without an update, in a single process: every lane in order, then the sum. Calls
+ * `visit` for each lane with rows, and finally with lane -1 for the sum, with the loss and the gradient
+ * (tdm_graph_grad_extent floats, valid during the call). Used by `tandem replay`.
+ */
+typedef void (*tdm_lane_visit_fn)(void *user, int64_t lane, tdm_slice rows, double loss,
+                                  const float *grad);
+tdm_status tdm_team_look(tdm_team *team, const tdm_step_input *in, tdm_lane_visit_fn visit,
+                         void *user, tdm_error *err);
+/* Makes tdm_team_look also call `watch` with the outputs of each op of a lane after it has run. `graph` is
+ * the lane's graph, to which event->node refers. NULL: stop. */
+typedef void (*tdm_lane_watch_fn)(void *user, int64_t lane, const tdm_graph *graph,
+                                  const tdm_plan_event *event);
+void tdm_team_watch(tdm_team *team, tdm_lane_watch_fn watch, void *user);
+
+typedef struct tdm_team_info {
+    int rank_count;
+    int64_t lane_count;
+    size_t arena_bytes;     /* of this rank */
+    size_t grad_bytes;      /* of this rank's gradient buffers */
+    size_t bucket_bytes;    /* size of gradient messages; 0: gradients are not sent */
+    uint64_t flops_per_row; /* forward and backward */
+} tdm_team_info;
+tdm_team_info tdm_team_info_of(const tdm_team *team);
+
+/* Statistics of a rank, known on all ranks. Call between steps only. */
+typedef struct tdm_team_rank {
+    int host;              /* tdm_comm_host_of */
+    int64_t lanes;         /* per step, at present */
+    uint64_t lanes_done;   /* total */
+    uint64_t rows_done;    /* total */
+    double lane_seconds;   /* executing lanes, without waits */
+    double update_seconds; /* summing and updating, without waits */
+    double wait_seconds;   /* waiting for other ranks */
+} tdm_team_rank;
+void tdm_team_rank_of(const tdm_team *team, int rank, tdm_team_rank *out);
+
+/* ---- after a failure -------------------------------------------------------------------------- */
+
+/*
+ * With shared memory, the state after the last step survives every process of the node, and the ranks of a later
+ * world (membership epoch) continue from it. Beside the blocks, ranks save a snapshot: a small record of the
+ * caller with everything it needs to continue. `order` must increase.
+ */
+enum { TDM_SNAPSHOT_BYTES = 1024 };
+void tdm_params_snapshot_save(tdm_params *store, const void *snapshot, size_t bytes,
+                              uint64_t order);
+
+typedef struct tdm_recovery {
+    /* the complete state is available where needed; if false, the contents of the blocks are
+     * undefined */
+    bool found;
+    bool is_old;   /* the state is older than the lineage: later steps were done and are lost */
+    uint64_t step; /* number of steps done in the state */
+    /* the last step was completed by the recovery, or some ranks may not have its result */
+    bool finished;
+    double lr; /* learning rate of that step */
+    tdm_step_result result;
+    uint64_t snapshot_order; /* of the latest snapshot; 0: none */
+    unsigned char snapshot[TDM_SNAPSHOT_BYTES];
+    int recovered_pieces; /* optimiser pieces rolled back or completed for lost ranks, on this node */
+} tdm_recovery;
+
+/*
+ * Must be the first call on a new parameter store with shared memory, before a team is created. Fences ranks of
+ * earlier membership epochs, completes an update that had begun, and copies the state to nodes that lack it. A
+ * node's state is used if it is of epoch `lineage` or later; an older one only if no such state is left
+ * (`is_old`). All of `out` except `recovered_pieces` is the same on all ranks. Collective.
+ */
+tdm_status tdm_params_recover(tdm_params *store, int64_t lane_count, uint32_t lineage,
+                              tdm_recovery *out, tdm_error *err);
+/* To replace all blocks with tdm_params_write: tdm_params_unset marks them invalid, tdm_params_set marks them
+ * as the state after `step` steps. No effect without shared memory. Collective. */
+tdm_status tdm_params_unset(tdm_params *store, tdm_error *err);
+tdm_status tdm_params_set(tdm_params *store, uint64_t step, tdm_error *err);
+
+/* ---- predictions ------------------------------------------------------------------------------ */
+
+/*
+ * Predicts the memory that the ranks of one node would map for a training run, without mapping it. Ranks are
+ * spread evenly over the nodes; the node is one with the most ranks. Bytes count touched memory only, not
+ * reserved address space.
+ */
+typedef struct tdm_ranks_memory_options {
+    const tdm_graph *graph; /* of one lane */
+    const tdm_plan *plan;   /* of that graph */
+    const tdm_job *job;     /* parallel.* except zero, and optim.ema */
+    int state_count;        /* of the optimiser, in blocks of the size of the parameters */
+    int rank_count, node_count;
+    int64_t lane_count;
+    int zero;
+} tdm_ranks_memory_options;
+
+/* Sums over all ranks of the node. */
+typedef struct tdm_ranks_memory {
+    int node_ranks;
+    uint64_t parameter_bytes; /* with statistics and buffers, and memory for gathered buckets */
+    uint64_t gradient_bytes;
+    uint64_t state_bytes; /* with the average of the weights */
+    uint64_t file_bytes;  /* the part of state_bytes in files (parallel.offload) */
+    int gradient_buffers; /* complete ones */
+    int lanes_side_by_side; /* maximum number of lanes a rank runs concurrently; it has as many arenas */
+} tdm_ranks_memory;
+tdm_status tdm_ranks_memory_of(const tdm_ranks_memory_options *options, tdm_ranks_memory *out,
+                               tdm_error *err);
+
+#endif
