@@ -12,6 +12,10 @@
 
 /* ---- status ---------------------------------------------------------------------------------- */
 
+/* Fails with TDM_ERR_NO_MEMORY and the message "out of memory WHAT", where WHAT is the formatted rest, such as
+ * "for the graph" or "to hash 12 tensors". */
+tdm_status tdm_fail_oom(tdm_error *err, const char *fmt, ...) TDM_PRINTF(2, 3);
+/* tdm_fail with an argument list. */
 tdm_status tdm_vfail(tdm_error *err, tdm_status status, const char *fmt, va_list args);
 
 /* ---- random numbers -------------------------------------------------------------------------- */

@@ -35,7 +35,7 @@ static tdm_status bad(reader *r, const char *what)
 
 static tdm_status no_memory(reader *r)
 {
-    return tdm_fail(r->err, TDM_ERR_NO_MEMORY, "JSON: out of memory");
+    return tdm_fail_oom(r->err, "in JSON");
 }
 
 static void skip_space(reader *r)

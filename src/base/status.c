@@ -100,6 +100,16 @@ tdm_status tdm_fail(tdm_error *err, tdm_status status, const char *fmt, ...)
     return status;
 }
 
+tdm_status tdm_fail_oom(tdm_error *err, const char *fmt, ...)
+{
+    char what[sizeof(err->message)];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(what, sizeof(what), fmt, args);
+    va_end(args);
+    return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory %s", what);
+}
+
 tdm_status tdm_error_context(tdm_error *err, tdm_status status, const char *fmt, ...)
 {
     if (!err) return status;

@@ -7,6 +7,7 @@
  * itself. The products inside attention, which our kernel does not compute with oneDNN, are timed with
  * oneDNN in a separate graph.
  */
+#include "base/base.h"
 #include "nn/nn.h"
 #include "os/os.h"
 #include "tensor/kernel.h"
@@ -153,7 +154,7 @@ static tdm_status bench_prepare(bench *b, tdm_error *err)
     TDM_TRY(tdm__state_init(&b->model, TDM__STATE_FOR_TRAINING, b->options.comm, &b->state, err));
 
     b->indices = calloc((size_t)out->lane_rows, sizeof(*b->indices));
-    if (!b->indices) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
+    if (!b->indices) return tdm_fail_oom(err, "to measure");
 
     tdm_team_options o = {.model = b->model,
                           .store = b->state.store,
@@ -251,7 +252,7 @@ static tdm_status bench_list_ops(bench *b, tdm_error *err)
     tdm_bench *out = b->out;
     size_t nodes = tdm_plan_node_count(b->plan);
     out->ops = calloc(nodes + 1, sizeof(*out->ops));
-    if (!out->ops) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
+    if (!out->ops) return tdm_fail_oom(err, "to measure");
     for (size_t i = 0; i < nodes; i++) {
         tdm_plan_node_info place = tdm_plan_node_at(b->plan, i);
         tdm_node_info node = tdm_graph_node_at(b->lane, place.node);
@@ -277,7 +278,7 @@ static tdm_status bench_measure_ops(bench *b, tdm_error *err)
     if (max_runs > MAX_RUNS) max_runs = MAX_RUNS;
     if (max_runs < MIN_RUNS) max_runs = MIN_RUNS;
     op_times n = {.times = calloc(count * max_runs + 1, sizeof(double))};
-    if (!n.times) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
+    if (!n.times) return tdm_fail_oom(err, "to measure");
     tdm_step_key key = bench_key(b);
     double begin = tdm_clock_s();
     int runs = 0;
@@ -327,7 +328,7 @@ static tdm_status product_time(bench *b, const tdm_product *kind, tdm_dtype dtyp
                                tdm_error *err)
 {
     product_bench p = {.graph = tdm_graph_create()};
-    if (!p.graph) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
+    if (!p.graph) return tdm_fail_oom(err, "to measure");
     tdm_graph_precision(p.graph, dtype);
     tdm_value x = tdm_graph_input(p.graph, "x", TDM_DTYPE_F32,
                                   tdm_shape_3(kind->batch, kind->M, kind->K));

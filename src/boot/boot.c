@@ -1,9 +1,9 @@
 /*
- * boot.c: brings this rank into its world.
+ * boot.c: connects this rank with its world.
  *
- * Options and environment are resolved; rank 0 makes the hub and joins it through a pair of sockets
- * within the process, by the same words as everybody else; the others connect. What was made is
- * undone in reverse when something fails, and those who wait for rank 0 are told.
+ * Options and environment are resolved. Rank 0 creates the hub and joins it through a socket pair within the
+ * process, by the same protocol as all other ranks; the others connect to it. If a part fails, everything is
+ * undone in reverse, and ranks that wait for rank 0 are told.
  */
 #include "boot/boot.h"
 #include "net/socket.h"
@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static tdm_status gather_facts(const tdm_comm_options *options, tdm__facts *out, tdm_error *err)
+static tdm_status facts_init(const tdm_comm_options *options, tdm__facts *out, tdm_error *err)
 {
     *out = (tdm__facts){.rank = options->rank,
                         .size = options->size,
@@ -29,15 +29,15 @@ static tdm_status gather_facts(const tdm_comm_options *options, tdm__facts *out,
     const char *job = options->job ? options->job : "";
     if (strlen(job) >= sizeof(out->job))
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "the job's name has %zu bytes, but may have %zu: use a hash of it",
-                        strlen(job), sizeof(out->job) - 1);
-    /* As it will be on the other side, so that both sign the same. */
+                        "the job name has %zu bytes, more than %zu: use a hash of it", strlen(job),
+                        sizeof(out->job) - 1);
+    /* As the other side reads it, so that both compare the same text. */
     tdm__wire_clean((const uint8_t *)job, strlen(job), out->job);
     return tdm__host_identity(options->host, out->host, out->host_name, err);
 }
 
-/* A hub has a connection for each rank. */
-static void allow_descriptors(int size)
+/* Raises the limit on open files: a hub has a connection for each rank. */
+static void raise_file_limit(int size)
 {
     struct rlimit limit;
     rlim_t need = (rlim_t)size + 256;
@@ -46,7 +46,7 @@ static void allow_descriptors(int size)
     setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/* Rank 0: the hub, and this process's own end of a connection to it. */
+/* Rank 0: creates the hub, and one end of a connection to it. */
 static tdm_status open_hub(const tdm_comm_options *asked, const tdm__facts *facts,
                            tdm__rendezvous *meeting, tdm__hub **out, int *out_fd,
                            tdm__endpoint *out_address, tdm_error *err)
@@ -55,9 +55,9 @@ static tdm_status open_hub(const tdm_comm_options *asked, const tdm__facts *fact
     tdm__hub_options options = {.facts = facts, .key = "", .listen_fd = -1};
     TDM_TRY(tdm_os_random(&options.world, sizeof(options.world), err));
     TDM_TRY(tdm_os_random(options.nonce, sizeof(options.nonce), err));
-    allow_descriptors(facts->size);
+    raise_file_limit(facts->size);
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0)
-        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot make a pair of sockets");
+        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot create a socket pair");
     options.inner_fd = pair[0];
     tdm_status status = TDM_OK;
     if (meeting) {
@@ -82,8 +82,8 @@ static tdm_status open_hub(const tdm_comm_options *asked, const tdm__facts *fact
     return TDM_OK;
 }
 
-static tdm_status join(const tdm_comm_options *asked, const tdm__facts *facts,
-                       tdm__rendezvous *meeting, tdm__control **out, tdm_error *err)
+static tdm_status world_join(const tdm_comm_options *asked, const tdm__facts *facts,
+                             tdm__rendezvous *meeting, tdm__control **out, tdm_error *err)
 {
     tdm__hub *hub = NULL;
     int fd = -1;
@@ -111,27 +111,28 @@ tdm_status tdm__control_open(const tdm_comm_options *options, tdm__control **out
     tdm__facts facts;
     char guess[TDM__MAX_RENDEZVOUS];
     TDM_TRY(tdm__options_resolve(options, &resolved, err));
-    TDM_TRY(gather_facts(&resolved, &facts, err));
-    if (!resolved.rendezvous && facts.size == 1) return join(&resolved, &facts, NULL, out, err);
+    TDM_TRY(facts_init(&resolved, &facts, err));
+    if (!resolved.rendezvous && facts.size == 1)
+        return world_join(&resolved, &facts, NULL, out, err);
     if (!resolved.rendezvous) {
         TDM_TRY(tdm__rendezvous_guess(&resolved, guess, err));
         resolved.rendezvous = guess;
     }
     tdm__rendezvous *meeting = malloc(sizeof(*meeting));
-    if (!meeting) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to join the world");
+    if (!meeting) return tdm_fail_oom(err, "to join the world");
     tdm_status status = tdm__rendezvous_init(meeting, resolved.rendezvous, resolved.secret, err);
     meeting->cancellation = facts.cancellation;
     if (status == TDM_OK && tdm__rendezvous_is_open(meeting) &&
         (facts.rank != 0 || (facts.size > 1 && !resolved.on_listen)))
         status = tdm_fail(err, TDM_ERR_INVALID,
                           "rendezvous \"%s\": port 0, or a UNIX socket without a name, is for "
-                          "rank 0 alone, which must make known the one that it gets; set a port "
-                          "from 1 to 65535, or a name",
+                          "rank 0 only, which must publish the chosen one; set a port from 1 to "
+                          "65535, or a name",
                           resolved.rendezvous);
     if (status == TDM_OK && resolved.security.mode != TDM_SECURITY_OFF)
         status = tdm__tls_context_create(&resolved.security, &facts.tls, err);
-    if (status == TDM_OK) status = join(&resolved, &facts, meeting, out, err);
-    if (status != TDM_OK) tdm__tls_context_destroy(facts.tls); /* else it is the control's */
+    if (status == TDM_OK) status = world_join(&resolved, &facts, meeting, out, err);
+    if (status != TDM_OK) tdm__tls_context_destroy(facts.tls); /* otherwise the control owns it */
     tdm__rendezvous_wipe(meeting);
     free(meeting);
     return status;

@@ -1,9 +1,8 @@
 /*
- * boot.h: what the files that bring a rank into its world share.
+ * boot.h: internal interface of src/boot, which connects a rank with its world.
  *
- * environment.c says where this process stands, boot_rendezvous.c how the hub is reached, boot_join.c
- * how a rank proves that it belongs, control_hub.c is the hub, control.c a rank's side of it, and
- * boot.c puts them together.
+ * environment.c reads the rank from the launcher's variables, boot_rendezvous.c finds the hub, boot_join.c
+ * joins it, control_hub.c is the hub, control.c its client, and boot.c combines them.
  */
 #ifndef TANDEM_BOOT_BOOT_H
 #define TANDEM_BOOT_BOOT_H
@@ -18,29 +17,29 @@
 #include <pthread.h>
 
 enum {
-    TDM__MAX_KEY = 640,        /* bytes of a secret, with what a rendezvous file adds */
-    TDM__MAX_RENDEZVOUS = 1024 /* bytes of a rendezvous as it is written */
+    TDM__MAX_KEY = 640,        /* bytes of a secret together with that of a rendezvous file */
+    TDM__MAX_RENDEZVOUS = 1024 /* bytes of a rendezvous as text */
 };
 
 /* ---- environment.c ----------------------------------------------------------------------------- */
 
-/* Where to meet when nobody said it: from what the launcher set. NOT_FOUND, saying what to set, when
- * that is not enough. */
+/* The rendezvous from the launcher's variables, if none is given. TDM_ERR_INVALID, with what to set: they are
+ * not sufficient. */
 tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__MAX_RENDEZVOUS],
                                  tdm_error *err);
-/* The first host of Slurm's "node[01-03,7],b": "node01". False when it makes no sense. */
+/* The first host of Slurm's "node[01-03,7],b": "node01". False: the list is invalid. */
 bool tdm__slurm_first_host(const char *list, char *out, size_t bytes);
-/* How many tasks this node (from 0) has by Slurm's "2(x3),1"; -1 when it does not say. */
+/* The number of tasks on this node (from 0) in Slurm's list "2(x3),1"; -1: unknown. */
 int tdm__slurm_tasks_of(const char *list, long node);
-/* The machine's identity: ranks with the same one can share memory. And its name. `given`, or
- * TANDEM_HOST, stands in for both; NULL: the machine's own. */
+/* The identity of this host, and its name. Ranks with the same identity can share memory. `given` or TANDEM_HOST
+ * replace both; NULL: use those of the system. */
 tdm_status tdm__host_identity(const char *given, uint8_t out[TDM_SHA256_BYTES], char name[64],
                               tdm_error *err);
-/* Seconds of silence after which a rank is given up: TANDEM_SILENCE, or 5. */
+/* Seconds of silence after which a rank counts as lost: TANDEM_SILENCE, or 5. */
 double tdm__silence_s(void);
-/* Whether a silence of a process of this host, which is too long for one that runs well, comes from a busy
- * host: the process lives, is not stopped, and makes progress. Not for ever: the most is many times
- * `least_s`, the shortest silence that is too long. */
+/* Whether a process of this host is silent for too long only because the host is busy: it is alive, not stopped
+ * and makes progress. `min_s` is the shortest silence that is too long; beyond a multiple of it the result is
+ * always false. */
 bool tdm__silence_is_slowness(tdm_process_watch *watch, uint64_t pid, double silent_s,
                               double min_s);
 
@@ -50,38 +49,38 @@ typedef enum tdm__meeting { TDM__MEET_TCP, TDM__MEET_UNIX, TDM__MEET_FILE } tdm_
 
 typedef struct tdm__rendezvous {
     tdm__meeting kind;
-    char text[TDM__MAX_RENDEZVOUS]; /* as it was given, for messages */
+    char text[TDM__MAX_RENDEZVOUS]; /* as given, for messages */
     char host[256], port[8];        /* TCP */
-    char name[108];                 /* UNIX: of the abstract socket */
+    char name[108];                 /* UNIX: name of the abstract socket */
     char path[TDM__MAX_RENDEZVOUS]; /* FILE */
-    char secret[TDM_SECRET_BYTES];  /* as it was given; may be empty */
-    char key[TDM__MAX_KEY];         /* what proofs are made with */
-    uint64_t stamp;                 /* FILE: a hash of the bytes that were written or read */
-    tdm__cancellation cancellation; /* of waits below */
+    char secret[TDM_SECRET_BYTES];  /* as given; may be empty */
+    char key[TDM__MAX_KEY];         /* the key of the proofs */
+    uint64_t stamp;                 /* FILE: hash of the bytes written or read */
+    tdm__cancellation cancellation; /* ends the waits below early */
 } tdm__rendezvous;
 
 tdm_status tdm__rendezvous_init(tdm__rendezvous *meeting, const char *text, const char *secret,
                                 tdm_error *err);
-/* Overwrites its secret and its key, when nobody needs to prove anything any more. */
+/* Overwrites the secret and the key when no further proof is needed. */
 void tdm__rendezvous_wipe(tdm__rendezvous *meeting);
-/* Whether it is HOST:0 or unix:, for rank 0 to choose a port or a name. */
+/* Whether it is HOST:0 or "unix:": rank 0 chooses the port or the name. */
 bool tdm__rendezvous_is_open(const tdm__rendezvous *meeting);
-/* Rank 0: a listening, non-blocking socket; writes the file where it is one. The port that was chosen
- * stands in `port` and `text` then. */
+/* Rank 0: opens a listening, non-blocking socket, and writes the file of a FILE rendezvous. A chosen port is set
+ * in `port` and `text`. */
 tdm_status tdm__rendezvous_listen(tdm__rendezvous *meeting, double until_s, int *out_fd,
                                   tdm_error *err);
-/* The others: one attempt, of at most about two seconds. TDM_ERR_NOT_FOUND, with the reason, when it
- * makes sense to try again; any other status when it does not. */
+/* The other ranks: one attempt of at most about two seconds. TDM_ERR_NOT_FOUND: try again; any other error is
+ * final. */
 tdm_status tdm__rendezvous_connect(tdm__rendezvous *meeting, double until_s, int *out_fd,
                                    tdm_error *err);
-/* Whether the file says something else now than when it was read: a refusal may be out of date. */
+/* Whether the file has changed since it was read: then a refusal may be outdated. */
 bool tdm__rendezvous_changed(const tdm__rendezvous *meeting);
 /* Rank 0: removes the file if it is still the one that was written. */
 void tdm__rendezvous_remove(const tdm__rendezvous *meeting);
 
-/* boot_file.c: the file. */
+/* boot_file.c: the rendezvous file. */
 typedef struct tdm__meeting_file {
-    char host[TDM_SHA256_HEX]; /* rank 0's machine */
+    char host[TDM_SHA256_HEX]; /* identity of the host of rank 0 */
     long pid;
     char host_name[64];
     char secret[40];
@@ -91,15 +90,15 @@ typedef struct tdm__meeting_file {
 } tdm__meeting_file;
 tdm_status tdm__meeting_file_write(const char *path, const tdm__meeting_file *file,
                                    uint64_t *out_stamp, tdm_error *err);
-/* NOT_FOUND when there is none, or one that is still empty. */
+/* TDM_ERR_NOT_FOUND: there is none, or it is still empty. */
 tdm_status tdm__meeting_file_read(const char *path, tdm__meeting_file *out, uint64_t *out_stamp,
                                   tdm_error *err);
-/* From memory, for the above and for the fuzzer. */
+/* Parses the file from memory; also used by the fuzzer. */
 bool tdm__meeting_file_parse(const char *bytes, size_t count, tdm__meeting_file *out);
 
 /* ---- boot_join.c -------------------------------------------------------------------------------- */
 
-/* What a rank brings. */
+/* What a rank sends when it joins, and the settings of joining. */
 typedef struct tdm__facts {
     int rank, size;
     uint32_t epoch;
@@ -107,13 +106,13 @@ typedef struct tdm__facts {
     uint8_t host[TDM_SHA256_BYTES];
     char host_name[64];
     double join_s, deadline_s, silence_s;
-    tdm__cancellation cancellation; /* while it joins */
+    tdm__cancellation cancellation; /* of joining */
     tdm__refusal refusal;
     tdm_security security;
-    tdm__tls_context *tls; /* NULL: nothing is encrypted */
+    tdm__tls_context *tls; /* NULL: no encryption */
 } tdm__facts;
 
-/* What it gets. `channel` is the caller's to release, `entries` (by rank) to free. */
+/* The result of joining. The caller releases `channel` and frees `entries` (by rank). */
 typedef struct tdm__joined {
     tdm__channel channel;
     uint32_t world;
@@ -122,19 +121,19 @@ typedef struct tdm__joined {
     tdm__entry *entries;
 } tdm__joined;
 
-/* Joins: through `fd` (taken) when it is not -1, else by connecting until join_s is over. */
+/* Joins through `fd` (taken) unless it is -1; otherwise tries to connect until join_s is over. */
 tdm_status tdm__join(const tdm__facts *facts, tdm__rendezvous *meeting, int fd, tdm__joined *out,
                      tdm_error *err);
 
-/* The answer to a challenge, by one of the two sides; or the key of TLS, which both compute. */
+/* The response to a challenge, of one of the two sides; or the TLS key, which both compute. */
 typedef enum tdm__prover { TDM__PROVER_RANK, TDM__PROVER_HUB, TDM__PROVER_TLS } tdm__prover;
 tdm_status tdm__prove(tdm__prover who, const char *key, const tdm__frame *prove,
                       const uint8_t hub_nonce[TDM__WIRE_NONCE], uint8_t out[TDM_SHA256_BYTES]);
-/* Encrypts the channel, whose proofs were right, if its protection says so. */
+/* Encrypts a channel after the proofs, if its protection requires it. */
 tdm_status tdm__channel_secure(tdm__channel *channel, const tdm__facts *facts, const char *key,
                                const tdm__frame *prove, const uint8_t hub_nonce[TDM__WIRE_NONCE],
                                bool is_server, tdm_error *err);
-/* In a time that does not depend on where they differ. */
+/* Compares in constant time. */
 bool tdm__proof_equal(const uint8_t *a, const uint8_t *b);
 
 /* ---- control_hub.c ------------------------------------------------------------------------------ */
@@ -142,23 +141,23 @@ bool tdm__proof_equal(const uint8_t *a, const uint8_t *b);
 typedef struct tdm__hub tdm__hub;
 
 typedef struct tdm__hub_options {
-    const tdm__facts *facts; /* rank 0's, which the others' are compared with */
+    const tdm__facts *facts; /* of rank 0; those of the other ranks must match */
     const char *key;
-    int listen_fd; /* taken; -1: nobody else can come */
-    int inner_fd;  /* taken: the hub's end of rank 0's own connection */
+    int listen_fd; /* taken; -1: no other rank can join */
+    int inner_fd;  /* taken: the hub's end of the connection of rank 0 */
     uint32_t world;
-    uint8_t nonce[TDM__WIRE_NONCE]; /* that the world's key is derived from */
+    uint8_t nonce[TDM__WIRE_NONCE]; /* the key of the world is derived from it */
 } tdm__hub_options;
 
 tdm_status tdm__hub_create(const tdm__hub_options *options, tdm__hub **out, tdm_error *err);
-/* Tells everybody, and frees it. At most about two seconds. */
+/* Sends a BYE to all members and frees the hub. Takes a fraction of a second at most. */
 void tdm__hub_destroy(tdm__hub *hub);
 
 /* ---- control.c ---------------------------------------------------------------------------------- */
 
 typedef struct tdm__control_parts {
     const tdm__facts *facts;        /* its tls is taken on success */
-    tdm__joined *joined;            /* taken, whatever happens */
+    tdm__joined *joined;            /* taken, also on failure */
     tdm__hub *hub;                  /* rank 0: taken on success */
     const tdm__rendezvous *meeting; /* copied; NULL: none */
 } tdm__control_parts;

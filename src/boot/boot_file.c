@@ -1,10 +1,10 @@
 /*
  * boot_file.c: the rendezvous as a file that all ranks can see.
  *
- * Lines of "key value": which machine and process rank 0 is, its addresses and port, and a secret drawn
- * for this world, so that whoever can read the file, and nobody else, can join. It is written beside
- * and renamed, readable by its owner alone; a reader sees all of it or nothing, and believes only a file
- * of its own user. It comes from outside: every line is checked.
+ * The file has lines "key value": the host and process of rank 0, its addresses and port, and a random
+ * secret of this world, so that only processes that can read the file can join. It is written to a temporary
+ * name and renamed, readable by its owner only; a reader sees all of it or nothing, and accepts only a file
+ * of its user or of root. Its content is untrusted: every line is checked.
  */
 #include "boot/boot.h"
 
@@ -25,7 +25,7 @@
 
 enum { MAX_FILE = 4096 };
 
-static uint64_t stamp_of(const char *bytes, size_t count)
+static uint64_t file_stamp(const char *bytes, size_t count)
 {
     char hex[TDM_SHA256_HEX] = "0";
     tdm_sha256_of(bytes, count, hex);
@@ -33,23 +33,23 @@ static uint64_t stamp_of(const char *bytes, size_t count)
     return strtoull(hex, NULL, 16);
 }
 
-static tdm_status write_beside(const char *path, const char *beside, const tdm_str *text,
-                               tdm_error *err)
+static tdm_status write_and_rename(const char *path, const char *temporary, const tdm_str *text,
+                                   tdm_error *err)
 {
-    int fd = open(beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) return tdm_os_fail(err, "cannot write rendezvous", path);
     bool ok = write(fd, text->data, text->length) == (ssize_t)text->length && fsync(fd) == 0;
     ok = close(fd) == 0 && ok;
-    if (ok && rename(beside, path) == 0) return TDM_OK;
+    if (ok && rename(temporary, path) == 0) return TDM_OK;
     tdm_status status = tdm_os_fail(err, "cannot write rendezvous", path);
-    unlink(beside);
+    unlink(temporary);
     return status;
 }
 
 tdm_status tdm__meeting_file_write(const char *path, const tdm__meeting_file *file,
                                    uint64_t *out_stamp, tdm_error *err)
 {
-    tdm_str text = TDM_STR_INIT, beside = TDM_STR_INIT;
+    tdm_str text = TDM_STR_INIT, temporary = TDM_STR_INIT;
     uint32_t drawn = 0;
     TDM_TRY(tdm_os_random(&drawn, sizeof(drawn), err));
     tdm_str_addf(&text, TITLE "host %s\nprocess %ld\nname %s\nsecret %s\nport %d\n", file->host,
@@ -57,21 +57,21 @@ tdm_status tdm__meeting_file_write(const char *path, const tdm__meeting_file *fi
     for (int i = 0; i < file->address_count; i++)
         tdm_str_addf(&text, "address %s\n", file->address[i]);
     tdm_str_add(&text, "end\n");
-    tdm_str_addf(&beside, "%s.%ld-%08" PRIx32 ".tmp", path, (long)getpid(), drawn);
+    tdm_str_addf(&temporary, "%s.%ld-%08" PRIx32 ".tmp", path, (long)getpid(), drawn);
     tdm_status status = TDM_ERR_NO_MEMORY;
-    if (tdm_str_ok(&text) && tdm_str_ok(&beside))
-        status = write_beside(path, beside.data, &text, err);
+    if (tdm_str_ok(&text) && tdm_str_ok(&temporary))
+        status = write_and_rename(path, temporary.data, &text, err);
     else
         tdm_fail(err, status, "no memory to write rendezvous %s", path);
-    if (status == TDM_OK) *out_stamp = stamp_of(text.data, text.length);
+    if (status == TDM_OK) *out_stamp = file_stamp(text.data, text.length);
     tdm_str_wipe(&text);
-    tdm_str_release(&beside);
+    tdm_str_release(&temporary);
     return status;
 }
 
 /* ---- reading ----------------------------------------------------------------------------------------- */
 
-/* Copies a word of these characters only. */
+/* Copies a word that has only these characters. */
 static bool take_word(const char *value, const char *allowed, char *out, size_t bytes)
 {
     size_t length = strlen(value);
@@ -89,7 +89,7 @@ static bool take_number(const char *value, long max, long *out)
     return *out >= 1 && *out <= max;
 }
 
-/* "%eth0", or nothing. */
+/* Whether this is "%eth0" or empty. */
 static bool is_device(const char *text)
 {
     static const char allowed[] =
@@ -138,7 +138,7 @@ static bool take_line(const char *line, tdm__meeting_file *out)
     return key == 7 && memcmp(line, "address", key) == 0 && take_address(value, out);
 }
 
-/* Its lines, up to "end", which is the last one. */
+/* Parses the lines up to "end", which must be the last one. */
 static bool take_lines(const char *bytes, size_t count, tdm__meeting_file *out)
 {
     for (size_t at = 0; at < count;) {
@@ -197,12 +197,12 @@ tdm_status tdm__meeting_file_read(const char *path, tdm__meeting_file *out, uint
     if (status != TDM_OK) return status;
     if (got == 0) return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s is empty", path);
     bool is_good = got > 0 && tdm__meeting_file_parse(bytes, (size_t)got, out);
-    if (is_good) *out_stamp = stamp_of(bytes, (size_t)got);
+    if (is_good) *out_stamp = file_stamp(bytes, (size_t)got);
     explicit_bzero(bytes, sizeof(bytes));
     if (!is_good)
         return tdm_fail(err, TDM_ERR_FORMAT,
-                        "rendezvous %s is there, but is no rendezvous file of tandem: name another "
-                        "path, or remove it",
+                        "%s exists but is not a rendezvous file of tandem: use another path, or "
+                        "remove it",
                         path);
     return TDM_OK;
 }

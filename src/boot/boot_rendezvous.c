@@ -1,11 +1,11 @@
 /*
  * boot_rendezvous.c: where ranks meet, and the sockets for it.
  *
- * HOST:PORT is TCP, HOST:0 for a port that rank 0 chooses and makes known by itself; "unix:NAME" is an abstract UNIX socket, for ranks of one host; anything with a
- * slash, or without a colon, is a file that all can see, into which rank 0 writes how it is reached.
- * TCP beyond this machine's loopback, where anybody can connect, needs a secret; a file brings one with
- * it; a UNIX socket lets in only processes of the same user. All sockets are non-blocking and closed on
- * exec. Every attempt to connect is bounded.
+ * HOST:PORT is TCP; with HOST:0 rank 0 chooses a port and publishes it. "unix:NAME" is an abstract UNIX
+ * socket, for ranks of one host. A text with a slash, or without a colon, is the path of a file that all
+ * ranks can see; rank 0 writes its addresses to it. TCP beyond the loopback of this host, where any process
+ * can connect, needs a secret; a file contains one; a UNIX socket accepts only processes of the same user.
+ * All sockets are non-blocking and closed on exec. Every attempt to connect has a deadline.
  */
 #include "boot/boot.h"
 #include "net/socket.h"
@@ -24,11 +24,11 @@
 #include <unistd.h>
 
 #define CONNECT_S 2.0 /* one attempt */
-#define HELLO_S 5.0   /* for a hello from where an old file says that rank 0 listens */
+#define HELLO_S 5.0   /* wait for a HELLO from the address in an existing file */
 
-/* ---- reading it ------------------------------------------------------------------------------------ */
+/* ---- parsing --------------------------------------------------------------------------------------- */
 
-static tdm_status bad(tdm_error *err, const char *text, const char *why)
+static tdm_status rendezvous_invalid(tdm_error *err, const char *text, const char *why)
 {
     return tdm_fail(
         err, TDM_ERR_INVALID,
@@ -43,17 +43,19 @@ static tdm_status parse_tcp(tdm__rendezvous *meeting, const char *text, tdm_erro
     if (*text == '[') {
         begin++;
         end--;
-        if (end <= begin || *end != ']') return bad(err, text, "the bracket is not closed");
+        if (end <= begin || *end != ']')
+            return rendezvous_invalid(err, text, "the bracket is not closed");
     } else if (memchr(text, ':', (size_t)(end - text))) {
-        return bad(err, text, "an IPv6 address must stand in brackets");
+        return rendezvous_invalid(err, text, "an IPv6 address must be in brackets");
     }
     size_t length = (size_t)(end - begin);
-    if (length == 0) return bad(err, text, "the host is missing");
-    if (length >= sizeof(meeting->host)) return bad(err, text, "the host's name is too long");
+    if (length == 0) return rendezvous_invalid(err, text, "the host is missing");
+    if (length >= sizeof(meeting->host))
+        return rendezvous_invalid(err, text, "the host name is too long");
     size_t digits = strspn(port, "0123456789");
     long number = digits > 0 && digits < 6 && port[digits] == '\0' ? strtol(port, NULL, 10) : -1;
     if (number < 0 || number > 65535)
-        return bad(err, text, "the port is no number from 1 to 65535");
+        return rendezvous_invalid(err, text, "the port must be a number from 1 to 65535");
     meeting->kind = TDM__MEET_TCP;
     memcpy(meeting->host, begin, length);
     meeting->host[length] = '\0';
@@ -80,19 +82,20 @@ tdm_status tdm__rendezvous_init(tdm__rendezvous *meeting, const char *text, cons
                                 tdm_error *err)
 {
     *meeting = (tdm__rendezvous){0};
-    if (strlen(text) >= sizeof(meeting->text)) return bad(err, text, "it is too long");
+    if (strlen(text) >= sizeof(meeting->text))
+        return rendezvous_invalid(err, text, "it is too long");
     snprintf(meeting->text, sizeof(meeting->text), "%s", text);
     if (!secret) secret = "";
     if (strlen(secret) >= sizeof(meeting->secret))
-        return tdm_fail(err, TDM_ERR_INVALID, "the secret has %zu bytes; it may have %d",
+        return tdm_fail(err, TDM_ERR_INVALID, "the secret has %zu bytes, more than %d",
                         strlen(secret), TDM_SECRET_BYTES - 1);
     snprintf(meeting->secret, sizeof(meeting->secret), "%s", secret);
     snprintf(meeting->key, sizeof(meeting->key), "%s", secret);
-    if (*text == '\0') return bad(err, text, "it is empty");
+    if (*text == '\0') return rendezvous_invalid(err, text, "it is empty");
     if (strncmp(text, "unix:", 5) == 0) {
         meeting->kind = TDM__MEET_UNIX;
         if (strlen(text + 5) > sizeof(meeting->name) - 2)
-            return bad(err, text, "the socket's name has at most 106 bytes");
+            return rendezvous_invalid(err, text, "the socket name exceeds 106 bytes");
         snprintf(meeting->name, sizeof(meeting->name), "%s", text + 5);
         return TDM_OK;
     }
@@ -106,16 +109,17 @@ tdm_status tdm__rendezvous_init(tdm__rendezvous *meeting, const char *text, cons
         return tdm_fail(
             err, TDM_ERR_INVALID,
             "rendezvous %s can be reached from other machines: set TANDEM_SECRET to the "
-            "same text on all ranks (`openssl rand -hex 16` makes one), so that nobody "
-            "else joins",
+            "same text on all ranks (for example from `openssl rand -hex 16`), so that no other "
+            "process can join",
             text);
     return TDM_OK;
 }
 
 /* ---- addresses ------------------------------------------------------------------------------------- */
 
-/* Numbers are not looked up; "fe80::1%eth0" is one on hosts that have such a device. */
-static tdm_status look_up(const char *host, const char *port, struct addrinfo **out, tdm_error *err)
+/* Numeric addresses are not looked up in DNS; "fe80::1%eth0" is numeric on hosts with that device. */
+static tdm_status address_look_up(const char *host, const char *port, struct addrinfo **out,
+                                  tdm_error *err)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST};
     int bad_name = getaddrinfo(host, port, &hints, out);
@@ -129,15 +133,15 @@ static tdm_status look_up(const char *host, const char *port, struct addrinfo **
     return TDM_OK;
 }
 
-static void pause_a_little(void)
+static void retry_pause(void)
 {
     tdm_clock_sleep(50e-3);
 }
 
 /* ---- rank 0 listens --------------------------------------------------------------------------------- */
 
-/* The port that the system chose. */
-static void note_port(tdm__rendezvous *meeting, int fd)
+/* Sets the port that the system chose. */
+static void rendezvous_set_port(tdm__rendezvous *meeting, int fd)
 {
     snprintf(meeting->port, sizeof(meeting->port), "%d", tdm__socket_port(fd));
     bool brackets = strchr(meeting->host, ':') != NULL;
@@ -148,14 +152,14 @@ static void note_port(tdm__rendezvous *meeting, int fd)
 static tdm_status listen_tcp(tdm__rendezvous *meeting, double until_s, int *out_fd, tdm_error *err)
 {
     struct addrinfo *list = NULL;
-    TDM_TRY(look_up(meeting->host, meeting->port, &list, err));
+    TDM_TRY(address_look_up(meeting->host, meeting->port, &list, err));
     int fd = -1;
-    double give_up_s = tdm_clock_s() + 3; /* an earlier world may just be ending */
+    double give_up_s = tdm_clock_s() + 3; /* an earlier world may still be ending */
     for (;;) {
         for (const struct addrinfo *at = list; at && fd < 0; at = at->ai_next) {
             fd = tdm__socket_listen(at->ai_addr, at->ai_addrlen);
             if (fd >= 0 || errno != EADDRNOTAVAIL) continue;
-            /* Not an address of this machine, as it sees itself (a container, a router between). */
+            /* Not a local address (inside a container, or behind NAT): listen on all addresses. */
             struct sockaddr_storage any;
             socklen_t bytes = tdm__socket_any(at->ai_family, at->ai_addr, &any);
             fd = tdm__socket_listen((struct sockaddr *)&any, bytes);
@@ -163,7 +167,7 @@ static tdm_status listen_tcp(tdm__rendezvous *meeting, double until_s, int *out_
         if (fd >= 0 || errno != EADDRINUSE || tdm_clock_s() > give_up_s ||
             tdm_clock_s() > until_s || tdm__cancellation_is_due(&meeting->cancellation))
             break;
-        pause_a_little();
+        retry_pause();
     }
     int why = errno;
     freeaddrinfo(list);
@@ -173,12 +177,12 @@ static tdm_status listen_tcp(tdm__rendezvous *meeting, double until_s, int *out_
                         why == EADDRINUSE ? "; another world or program uses this port: choose "
                                             "another"
                                           : "");
-    if (tdm__rendezvous_is_open(meeting)) note_port(meeting, fd);
+    if (tdm__rendezvous_is_open(meeting)) rendezvous_set_port(meeting, fd);
     *out_fd = fd;
     return TDM_OK;
 }
 
-static tdm_status draw_name(tdm__rendezvous *meeting, tdm_error *err)
+static tdm_status rendezvous_choose_name(tdm__rendezvous *meeting, tdm_error *err)
 {
     uint64_t drawn = 0;
     TDM_TRY(tdm_os_random(&drawn, sizeof(drawn), err));
@@ -190,13 +194,13 @@ static tdm_status draw_name(tdm__rendezvous *meeting, tdm_error *err)
 static tdm_status listen_unix(tdm__rendezvous *meeting, int *out_fd, tdm_error *err)
 {
     struct sockaddr_un address;
-    if (tdm__rendezvous_is_open(meeting)) TDM_TRY(draw_name(meeting, err));
+    if (tdm__rendezvous_is_open(meeting)) TDM_TRY(rendezvous_choose_name(meeting, err));
     socklen_t bytes = tdm__socket_abstract(meeting->name, &address);
     *out_fd = tdm__socket_listen((struct sockaddr *)&address, bytes);
     if (*out_fd >= 0) return TDM_OK;
     return tdm_fail(err, errno == EADDRINUSE ? TDM_ERR_BUSY : TDM_ERR_SYSTEM,
                     "rank 0 cannot listen at %s: %s%s", meeting->text, strerror(errno),
-                    errno == EADDRINUSE ? "; a rank 0 of that name is running already" : "");
+                    errno == EADDRINUSE ? "; a rank 0 with this name is already running" : "");
 }
 
 static bool is_link_local(const struct sockaddr *address)
@@ -205,8 +209,8 @@ static bool is_link_local(const struct sockaddr *address)
            IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)address)->sin6_addr);
 }
 
-/* This machine's addresses that others may reach. Link-local ones come last: they are of use to hosts that call
- * their device by the same name. */
+/* Lists the addresses of this host that others may reach. Link-local ones come last: they work only for hosts
+ * whose device has the same name. */
 static void list_addresses(tdm__meeting_file *file)
 {
     struct ifaddrs *all = NULL;
@@ -236,7 +240,7 @@ static void host_hex(char out[TDM_SHA256_HEX], char name[64])
     tdm_hex(raw, sizeof(raw), out);
 }
 
-/* One attempt to reach whom a file names. -1 when nobody is there. */
+/* One attempt to connect to the rank 0 that a file names. -1: no process listens there. */
 static int connect_file(const tdm__meeting_file *file, double until_s,
                         const tdm__cancellation *cancellation, char *why, size_t why_bytes)
 {
@@ -244,11 +248,11 @@ static int connect_file(const tdm__meeting_file *file, double until_s,
     host_hex(here, name);
     snprintf(port, sizeof(port), "%d", file->port);
     bool local = strcmp(here, file->host) == 0;
-    snprintf(why, why_bytes, "it names no address");
+    snprintf(why, why_bytes, "it has no address");
     for (int i = local ? -1 : 0; i < file->address_count; i++) {
         const char *host = i < 0 ? "127.0.0.1" : file->address[i];
         struct addrinfo *list = NULL;
-        if (look_up(host, port, &list, NULL) != TDM_OK) continue;
+        if (address_look_up(host, port, &list, NULL) != TDM_OK) continue;
         int fd = tdm__socket_connect(list->ai_addr, list->ai_addrlen, until_s, cancellation);
         snprintf(why, why_bytes, "%s port %s: %s", host, port, strerror(errno));
         freeaddrinfo(list);
@@ -257,7 +261,7 @@ static int connect_file(const tdm__meeting_file *file, double until_s,
     return -1;
 }
 
-/* Whether the process at the other end of this connection begins like a hub. */
+/* Whether the process at the other end sends a HELLO like a hub. */
 static bool endpoint_says_hello(int fd, double until_s)
 {
     uint8_t head[TDM__WIRE_HEAD], type = 0;
@@ -273,8 +277,8 @@ static bool endpoint_says_hello(int fd, double until_s)
     return tdm__wire_head(head, &type, &body_bytes) && type == TDM__FRAME_HELLO;
 }
 
-/* A file that is there already belongs to a world that lives, or to one that died. */
-static tdm_status look_at_old_file(const tdm__rendezvous *meeting, tdm_error *err)
+/* Checks whether an existing file belongs to an active world. */
+static tdm_status check_existing_file(const tdm__rendezvous *meeting, tdm_error *err)
 {
     tdm__meeting_file old;
     uint64_t stamp = 0;
@@ -288,11 +292,12 @@ static tdm_status look_at_old_file(const tdm__rendezvous *meeting, tdm_error *er
     if (fd >= 0) close(fd);
     if (alive)
         return tdm_fail(err, TDM_ERR_BUSY,
-                        "rendezvous %s is in use by another world, whose rank 0 is process %ld on "
-                        "%s: choose another file",
+                        "rendezvous %s is in use by another world (rank 0 is process %ld on %s): "
+                        "choose another file",
                         meeting->path, old.pid, old.host_name);
-    tdm_log(TDM_LOG_INFO, "comm", "rendezvous %s is of a world that is gone (process %ld on %s)",
-            meeting->path, old.pid, old.host_name);
+    tdm_log(TDM_LOG_INFO, "comm",
+            "rendezvous %s belongs to a world that has ended (process %ld on %s)", meeting->path,
+            old.pid, old.host_name);
     return TDM_OK;
 }
 
@@ -309,13 +314,13 @@ static void set_file_key(tdm__rendezvous *meeting, const tdm__meeting_file *file
 
 static tdm_status listen_file(tdm__rendezvous *meeting, int *out_fd, tdm_error *err)
 {
-    TDM_TRY(look_at_old_file(meeting, err));
+    TDM_TRY(check_existing_file(meeting, err));
     struct sockaddr_storage any;
     int fd = tdm__socket_listen((struct sockaddr *)&any, tdm__socket_any(AF_INET6, NULL, &any));
     if (fd < 0)
         fd = tdm__socket_listen((struct sockaddr *)&any, tdm__socket_any(AF_INET, NULL, &any));
     if (fd < 0)
-        return tdm_fail(err, TDM_ERR_SYSTEM, "rank 0 cannot listen for the others: %s",
+        return tdm_fail(err, TDM_ERR_SYSTEM, "rank 0 cannot listen for the other ranks: %s",
                         strerror(errno));
     tdm__meeting_file file = {.pid = (long)getpid(), .port = tdm__socket_port(fd)};
     uint8_t raw[16];
@@ -347,20 +352,20 @@ tdm_status tdm__rendezvous_listen(tdm__rendezvous *meeting, double until_s, int 
     return listen_tcp(meeting, until_s, out_fd, err);
 }
 
-/* ---- the others connect ------------------------------------------------------------------------------ */
+/* ---- other ranks connect ----------------------------------------------------------------------------- */
 
 static tdm_status connect_tcp(const tdm__rendezvous *meeting, double until_s, int *out_fd,
                               tdm_error *err)
 {
     struct addrinfo *list = NULL;
-    TDM_TRY(look_up(meeting->host, meeting->port, &list, err));
+    TDM_TRY(address_look_up(meeting->host, meeting->port, &list, err));
     int fd = -1;
     for (const struct addrinfo *at = list; at && fd < 0; at = at->ai_next)
         fd = tdm__socket_connect(at->ai_addr, at->ai_addrlen, until_s, &meeting->cancellation);
     int why = errno;
     freeaddrinfo(list);
     if (fd < 0)
-        return tdm_fail(err, TDM_ERR_NOT_FOUND, "nobody listens at %s: %s", meeting->text,
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "no process listens at %s: %s", meeting->text,
                         strerror(why));
     *out_fd = fd;
     return TDM_OK;
@@ -374,13 +379,14 @@ static tdm_status connect_unix(const tdm__rendezvous *meeting, double until_s, i
     int fd = tdm__socket_connect((struct sockaddr *)&address, bytes, until_s,
                                  &meeting->cancellation);
     if (fd < 0)
-        return tdm_fail(err, TDM_ERR_NOT_FOUND, "nobody listens at %s: %s", meeting->text,
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "no process listens at %s: %s", meeting->text,
                         strerror(errno));
     if (!tdm__socket_same_user(fd)) {
         close(fd);
-        return tdm_fail(err, TDM_ERR_PEER_REFUSED,
-                        "who listens at %s belongs to another user: choose another name",
-                        meeting->text);
+        return tdm_fail(
+            err, TDM_ERR_PEER_REFUSED,
+            "the process that listens at %s belongs to another user: choose another name",
+            meeting->text);
     }
     *out_fd = fd;
     return TDM_OK;
@@ -401,10 +407,11 @@ tdm_status tdm__rendezvous_connect(tdm__rendezvous *meeting, double until_s, int
     explicit_bzero(file.secret, sizeof(file.secret));
     if (fd < 0)
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                        "%s names process %ld on %s, but nobody listens there (%s): perhaps it is "
-                        "of an earlier run",
+                        "%s names process %ld on %s, but no process listens there (%s): the file "
+                        "may be of an earlier run",
                         meeting->path, file.pid, file.host_name, why);
-    snprintf(meeting->host, sizeof(meeting->host), "%s", file.host_name); /* for its certificate */
+    snprintf(meeting->host, sizeof(meeting->host), "%s",
+             file.host_name); /* to check its certificate */
     *out_fd = fd;
     return TDM_OK;
 }

@@ -548,8 +548,7 @@ static tdm_status exchange_locked(client *c, const tdm__frame *frame, uint8_t **
     if (c->cut || c->first_gone >= 0 || c->has_failed || c->exchange_late)
         return exchange_failed(c, frame->number, err);
     if (!tdm__channel_put_frame(&c->channel, frame))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to exchange %zu bytes",
-                        frame->byte_count);
+        return tdm_fail_oom(err, "to exchange %zu bytes", frame->byte_count);
     client_wake(c);
     if (!exchange_wait(c, tdm_clock_s() + c->facts.deadline_s)) {
         c->exchange_late = true;
@@ -761,7 +760,7 @@ tdm_status tdm__control_create(const tdm__control_parts *parts, tdm__control **o
     if (!c) {
         tdm__channel_release(&parts->joined->channel);
         free(parts->joined->entries);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the control connection");
+        return tdm_fail_oom(err, "for the control connection");
     }
     tdm_status status = client_prepare(c, parts, err);
     free(parts->joined->entries);

@@ -1,8 +1,8 @@
 /*
  * control_channel.c: buffers around a non-blocking socket. See the header.
  *
- * Incoming bytes lie in one buffer; frames are read where they lie. The buffer grows by doubling, and
- * only while it is full of bytes that have arrived; when it is empty again and large, it is given back.
+ * Incoming bytes are in one buffer, and frames are parsed in place. The buffer grows by doubling, and only
+ * while it is full of received bytes; when it is empty and large, it is freed.
  */
 #include "boot/control_channel.h"
 
@@ -42,7 +42,7 @@ void tdm__channel_init(tdm__channel *channel, int fd, size_t limit)
     *channel = (tdm__channel){.stream = tdm__stream_of(fd), .limit = limit};
 }
 
-static void drop_first(tdm__channel *channel)
+static void channel_drop_first(tdm__channel *channel)
 {
     tdm__outgoing *first = channel->out_first;
     channel->out_first = first->next;
@@ -54,14 +54,14 @@ static void drop_first(tdm__channel *channel)
 
 void tdm__channel_release(tdm__channel *channel)
 {
-    while (channel->out_first) drop_first(channel);
+    while (channel->out_first) channel_drop_first(channel);
     free(channel->in);
     tdm__stream_close(&channel->stream, false);
     tdm__channel_init(channel, -1, 0);
 }
 
-/* Room for at least one byte more. */
-static bool make_room(tdm__channel *channel)
+/* Makes room for at least one more byte. */
+static bool channel_make_room(tdm__channel *channel)
 {
     if (channel->in_first > 0) {
         memmove(channel->in, channel->in + channel->in_first, channel->in_count);
@@ -83,11 +83,13 @@ static bool make_room(tdm__channel *channel)
 
 tdm__channel_state tdm__channel_read(tdm__channel *channel)
 {
-    channel->has_more = channel->stream.tls != NULL; /* unless the stream says that there is none */
+    channel->has_more = channel->stream.tls !=
+                        NULL; /* unless the stream reports that nothing is left */
     for (size_t total = 0; total < MAX_READ;) {
-        /* A frame that is whole must be taken first: then the buffer need never exceed one frame. */
+        /* A complete frame must be taken first, so the buffer never exceeds one frame. */
         if (channel->in_count >= channel->limit + TDM__WIRE_HEAD) return TDM__CHANNEL_OK;
-        if (channel->in_first + channel->in_count == channel->in_capacity && !make_room(channel))
+        if (channel->in_first + channel->in_count == channel->in_capacity &&
+            !channel_make_room(channel))
             return TDM__CHANNEL_ERROR;
         size_t end = channel->in_first + channel->in_count;
         struct iovec part = {channel->in + end, channel->in_capacity - end};
@@ -111,7 +113,7 @@ int tdm__channel_next(tdm__channel *channel, tdm__frame *out)
         channel->in_first = channel->in_capacity = 0;
     }
     if (channel->in_count == 0) return 0;
-    /* A stranger's first bytes are judged as they come: an HTTP request has no 12 bytes of head. */
+    /* Check the first bytes as they arrive: other protocols may send fewer bytes than a frame head. */
     static const uint8_t magic[4] = {'T', 'd', 'm', 'C'};
     const uint8_t *at = channel->in + channel->in_first;
     size_t seen = channel->in_count < sizeof(magic) ? channel->in_count : sizeof(magic);
@@ -157,7 +159,7 @@ tdm__channel_state tdm__channel_flush(tdm__channel *channel)
     while (channel->out_first) {
         const tdm__blob *blob = channel->out_first->blob;
         if (channel->out_offset == blob->bytes) {
-            drop_first(channel);
+            channel_drop_first(channel);
             continue;
         }
         struct iovec part = {(uint8_t *)blob->data + channel->out_offset,

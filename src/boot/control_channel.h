@@ -1,11 +1,11 @@
 /*
- * control_channel.h: one control connection: frames in, frames out, never blocking.
+ * control_channel.h: one control connection: sends and receives frames without blocking.
  *
- * A channel owns a stream (stream.h), what has come in and is not yet a whole frame, and a queue of
- * what is still to go out. What goes to many (an exchange's result, news) is one blob that all their
- * queues refer to. Both directions are bounded: a frame beyond `limit` bytes is refused before memory
- * is taken for it, and memory grows only with bytes that did arrive; a queue beyond
- * TDM__MAX_CHANNEL_QUEUE is an error. Not thread-safe: its owner serialises the calls.
+ * A channel owns a stream (stream.h), the received bytes that are not yet a complete frame, and a queue of
+ * output. Output to many channels (the result of an exchange, news) is one blob that all their queues
+ * reference. Both directions are limited: a frame above `limit` bytes is rejected before memory is allocated
+ * for it, memory grows only with bytes that have arrived, and a queue above TDM__MAX_CHANNEL_QUEUE is an
+ * error. Not thread-safe: its owner serialises the calls.
  */
 #ifndef TANDEM_BOOT_CONTROL_CHANNEL_H
 #define TANDEM_BOOT_CONTROL_CHANNEL_H
@@ -15,7 +15,7 @@
 
 #define TDM__MAX_CHANNEL_QUEUE ((size_t)2048 << 20)
 
-/* Bytes that several channels send. Counted; not thread-safe. */
+/* Bytes that several channels send. Reference-counted; not thread-safe. */
 typedef struct tdm__blob {
     int users;
     size_t bytes;
@@ -38,34 +38,35 @@ typedef struct tdm__channel {
     uint8_t *in;
     size_t in_first, in_count, in_capacity;
     tdm__outgoing *out_first, *out_last;
-    size_t out_offset; /* of out_first that has gone */
-    size_t out_bytes;  /* that wait */
-    bool has_more;     /* read() stopped although bytes were left that no poll() speaks of */
+    size_t out_offset; /* bytes of out_first that are sent */
+    size_t out_bytes;  /* bytes that are queued */
+    bool
+        has_more; /* tdm__channel_read stopped although TLS has more bytes, which poll() does not report */
 } tdm__channel;
 
 typedef enum tdm__channel_state {
     TDM__CHANNEL_OK = 0,
     TDM__CHANNEL_END,    /* the other side has closed it */
     TDM__CHANNEL_ERROR,  /* errno says why */
-    TDM__CHANNEL_GARBAGE /* what came is no frame, or too large a one */
+    TDM__CHANNEL_GARBAGE /* the input is not a valid frame, or too large */
 } tdm__channel_state;
 
 /* Takes `fd`, which must be non-blocking. */
 void tdm__channel_init(tdm__channel *channel, int fd, size_t limit);
 void tdm__channel_release(tdm__channel *channel); /* closes it */
 
-/* Reads what is there, up to some 256 KB, so that one talkative peer does not hold up the others. */
+/* Reads what is available, up to about 256 KB, so that one peer does not delay the others. */
 tdm__channel_state tdm__channel_read(tdm__channel *channel);
-/* The next whole frame: 1, or 0 when there is none yet, or -1 for garbage. `out->bytes` is valid until
- * the next call of read or next. */
+/* The next complete frame: 1, or 0 if it is incomplete, or -1 if it is invalid. `out->bytes` is valid until the
+ * next call of read or next. */
 int tdm__channel_next(tdm__channel *channel, tdm__frame *out);
 
-/* Queues a blob (one user more) or a frame. False when the queue is full or memory has run out. */
+/* Queues a blob (and adds a reference) or a frame. False: the queue is full, or memory has run out. */
 bool tdm__channel_put(tdm__channel *channel, tdm__blob *blob);
 bool tdm__channel_put_frame(tdm__channel *channel, const tdm__frame *frame);
 /* Sends what can be sent now. */
 tdm__channel_state tdm__channel_flush(tdm__channel *channel);
-/* Whether something has not gone; and whether room in the socket is what it waits for. */
+/* Whether output is queued; and whether it waits for room in the socket. */
 static inline bool tdm__channel_has_output(const tdm__channel *channel)
 {
     return channel->out_first || tdm__stream_has_output(&channel->stream);

@@ -411,7 +411,7 @@ tdm_status tdm__hub_create(const tdm__hub_options *options, tdm__hub **out, tdm_
     if (!hub) {
         if (options->listen_fd >= 0) close(options->listen_fd);
         close(options->inner_fd);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the hub of rank 0");
+        return tdm_fail_oom(err, "for the hub of rank 0");
     }
     double now_s = tdm_clock_s();
     hub->facts = *options->facts;

@@ -18,7 +18,7 @@
  *         or BYE                  v
  *                                LEFT
  *
- * LOST and LEFT are final: there is no second world on the same hub.
+ * LOST and LEFT are final: a hub serves one world.
  */
 #include "boot/control_hub.h"
 

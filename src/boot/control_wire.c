@@ -1,10 +1,9 @@
 /*
- * control_wire.c: frames of the control connection, written and read.
+ * control_wire.c: writes and reads the frames of the control connection.
  *
- * `layouts` has one line for each type: a letter for each field of its body. `fields` says what a
- * letter means: which member of tdm__frame, and how it is written. Nothing else knows the order of
- * bytes, so that the writer and the reader cannot disagree. Pure functions, no state; fuzzed by
- * fuzz/fuzz_control.c.
+ * `layouts` has one string for each frame type, with one letter for each field of its body. `fields` maps a
+ * letter to a member of tdm__frame and its encoding. The order of bytes is defined only here, so the writer
+ * and the reader cannot disagree. Pure functions without state; fuzzed by fuzz/fuzz_control.c.
  */
 #include "boot/control_wire.h"
 
@@ -37,8 +36,7 @@ static const field fields[] = {
     {'x', FIELD_U32, MEMBER(protection)}, {'*', FIELD_REST, MEMBER(bytes)},
 };
 
-/* The protocol's number comes first in HELLO and in what a rank says first, in this and every later
- * version. */
+/* The protocol number is the first field of HELLO and PROVE, in this and every later version. */
 static const char *const layouts[TDM__FRAME_TYPES] = {
     [TDM__FRAME_HELLO] = "pnx",      [TDM__FRAME_PROVE] = "pnxm",   [TDM__FRAME_ACCEPT] = "m",
     [TDM__FRAME_JOIN] = "przePhVHJ", [TDM__FRAME_WELCOME] = "wn",   [TDM__FRAME_REFUSED] = "sT",
@@ -51,7 +49,7 @@ static const field *field_of(char letter)
 {
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
         if (fields[i].letter == letter) return &fields[i];
-    assert(!"a letter of a layout that is no field");
+    assert(!"a layout has a letter that is not in fields");
     return NULL;
 }
 
@@ -89,7 +87,7 @@ static void put_field(const field *f, const tdm__frame *frame, tdm_str *out)
     case FIELD_U64: put_number(*(const uint64_t *)member, 8, out); break;
     case FIELD_BYTES: tdm_str_add_bytes(out, member, f->bytes); break;
     case FIELD_TEXT: put_text(member, f->bytes, out); break;
-    case FIELD_REST: break; /* the caller's */
+    case FIELD_REST: break; /* written by the caller */
     }
 }
 
@@ -98,7 +96,7 @@ void tdm__wire_write_before(const tdm__frame *frame, size_t rest_bytes, tdm_str 
     assert(frame->type > 0 && frame->type < TDM__FRAME_TYPES && rest_bytes < UINT32_MAX / 2);
     tdm__wire_put_u32(TDM__WIRE_MAGIC, out);
     tdm__wire_put_u32(frame->type, out);
-    tdm__wire_put_u32(0, out); /* the length, when it is known */
+    tdm__wire_put_u32(0, out); /* placeholder of the length */
     size_t begin = out->length;
     for (const char *at = layouts[frame->type]; *at; at++) put_field(field_of(*at), frame, out);
     if (!tdm_str_ok(out)) return;
@@ -135,7 +133,7 @@ typedef struct reader {
     bool bad;
 } reader;
 
-static const uint8_t *take(reader *r, size_t bytes)
+static const uint8_t *reader_take(reader *r, size_t bytes)
 {
     if (r->bad || r->left < bytes) {
         r->bad = true;
@@ -147,9 +145,9 @@ static const uint8_t *take(reader *r, size_t bytes)
     return at;
 }
 
-static uint64_t take_number(reader *r, int bytes)
+static uint64_t reader_number(reader *r, int bytes)
 {
-    const uint8_t *raw = take(r, (size_t)bytes);
+    const uint8_t *raw = reader_take(r, (size_t)bytes);
     uint64_t value = 0;
     for (int i = 0; raw && i < bytes; i++) value |= (uint64_t)raw[i] << (8 * i);
     return value;
@@ -169,29 +167,29 @@ void tdm__wire_clean(const uint8_t *bytes, size_t count, char *out)
     out[count] = '\0';
 }
 
-static void take_text(reader *r, char *out, size_t max)
+static void reader_text(reader *r, char *out, size_t max)
 {
-    size_t length = (size_t)take_number(r, 2);
+    size_t length = (size_t)reader_number(r, 2);
     if (length >= max) r->bad = true;
-    const uint8_t *raw = take(r, length);
+    const uint8_t *raw = reader_take(r, length);
     if (raw) tdm__wire_clean(raw, length, out);
 }
 
-static void take_field(reader *r, const field *f, tdm__frame *out)
+static void reader_field(reader *r, const field *f, tdm__frame *out)
 {
     void *member = (char *)out + f->offset;
     const uint8_t *raw = NULL;
     switch (f->kind) {
-    case FIELD_U32: *(uint32_t *)member = (uint32_t)take_number(r, 4); break;
-    case FIELD_U64: *(uint64_t *)member = take_number(r, 8); break;
+    case FIELD_U32: *(uint32_t *)member = (uint32_t)reader_number(r, 4); break;
+    case FIELD_U64: *(uint64_t *)member = reader_number(r, 8); break;
     case FIELD_BYTES:
-        raw = take(r, f->bytes);
+        raw = reader_take(r, f->bytes);
         if (raw) memcpy(member, raw, f->bytes);
         break;
-    case FIELD_TEXT: take_text(r, member, f->bytes); break;
+    case FIELD_TEXT: reader_text(r, member, f->bytes); break;
     case FIELD_REST:
         out->byte_count = r->left;
-        out->bytes = take(r, r->left);
+        out->bytes = reader_take(r, r->left);
         break;
     }
 }
@@ -228,7 +226,7 @@ bool tdm__wire_read(uint8_t type, const uint8_t *body, size_t body_bytes, tdm__f
     memset(out, 0, sizeof(*out));
     out->type = type;
     reader r = {.at = body, .left = body_bytes};
-    for (const char *at = layouts[type]; *at && !r.bad; at++) take_field(&r, field_of(*at), out);
+    for (const char *at = layouts[type]; *at && !r.bad; at++) reader_field(&r, field_of(*at), out);
     return !r.bad && r.left == 0;
 }
 
@@ -237,9 +235,9 @@ bool tdm__wire_entries(const uint8_t *bytes, size_t byte_count, uint32_t count, 
     reader r = {.at = bytes, .left = byte_count};
     uint32_t hosts = 0;
     for (uint32_t i = 0; i < count && !r.bad; i++) {
-        out[i].host = (uint32_t)take_number(&r, 4);
-        out[i].pid = take_number(&r, 8);
-        take_text(&r, out[i].name, sizeof(out[i].name));
+        out[i].host = (uint32_t)reader_number(&r, 4);
+        out[i].pid = reader_number(&r, 8);
+        reader_text(&r, out[i].name, sizeof(out[i].name));
         if (out[i].host > hosts) r.bad = true;
         if (out[i].host == hosts) hosts++;
     }
@@ -251,7 +249,7 @@ bool tdm__wire_blocks(const tdm__frame *frame, size_t *out_sizes, const uint8_t 
     reader r = {.at = frame->bytes, .left = frame->byte_count};
     uint64_t total = 0;
     for (uint32_t i = 0; i < frame->count && !r.bad; i++) {
-        uint64_t size = take_number(&r, 8);
+        uint64_t size = reader_number(&r, 8);
         if (size > TDM__MAX_WIRE_BLOCK) r.bad = true;
         out_sizes[i] = (size_t)size;
         total += size;

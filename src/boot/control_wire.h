@@ -1,11 +1,11 @@
 /*
- * control_wire.h: what ranks and the hub say to each other, as bytes.
+ * control_wire.h: the frames of the control connection as bytes.
  *
  * A frame is a head of 12 bytes (magic, type, three zeros, length of the body) and a body. One table
- * (control_wire.c) says for each type which fields its body has, in which order; writing and reading
- * both walk it. All numbers are little-endian. Reading is strict: a body that is too short, too long,
- * or has a text beyond its bound is no frame at all. Texts that come in hold no control characters
- * and are well-formed UTF-8: what is not is replaced by '?', so that they can be shown and logged.
+ * (control_wire.c) defines the fields of each type and their order; writing and reading both use it. All
+ * numbers are little-endian. Reading is strict: a body that is truncated, has extra bytes or a text above
+ * its limit is invalid. In received texts, control characters and invalid UTF-8 are replaced by '?', so that
+ * they can be shown and logged.
  */
 #ifndef TANDEM_BOOT_CONTROL_WIRE_H
 #define TANDEM_BOOT_CONTROL_WIRE_H
@@ -20,36 +20,36 @@ enum {
     TDM__WIRE_NONCE = 32,
     TDM__WIRE_TEXT = 1000,
     TDM__WIRE_WHAT = 160,
-    TDM__MAX_WIRE_PROVE = 128,          /* body of a frame while a connection is a stranger's, */
-    TDM__MAX_WIRE_JOIN = 4096,          /* and of one that has proved to know the secret */
-    TDM__MAX_WIRE_BLOCK = 64 << 20,     /* one rank's bytes in an exchange */
-    TDM__MAX_WIRE_GATHERED = 1024 << 20 /* everybody's */
+    TDM__MAX_WIRE_PROVE = 128,          /* limit of a body before the proof, */
+    TDM__MAX_WIRE_JOIN = 4096,          /* and between the proof and the JOIN */
+    TDM__MAX_WIRE_BLOCK = 64 << 20,     /* bytes of one rank in an exchange */
+    TDM__MAX_WIRE_GATHERED = 1024 << 20 /* of all ranks */
 };
 
 typedef enum tdm__frame_type {
-    TDM__FRAME_HELLO = 1, /* hub: how I protect this connection, and my challenge */
-    TDM__FRAME_PROVE,     /* rank: my challenge, and my answer; from here on only ranks are heard */
-    TDM__FRAME_ACCEPT,    /* hub: my answer. The connection is encrypted from here on, if at all */
-    TDM__FRAME_JOIN,      /* rank: my facts */
-    TDM__FRAME_WELCOME,   /* hub: the world's number, and what its key is derived from */
-    TDM__FRAME_REFUSED,   /* hub: no, because */
-    TDM__FRAME_START,     /* hub: all have come; who they are (entries in `bytes`) */
-    TDM__FRAME_PING,      /* hub: I am here; which ranks are missing, later what rank 0 did last */
-    TDM__FRAME_BEAT,      /* rank: I am here, and what I did last */
-    TDM__FRAME_EXCHANGE,  /* rank: my bytes for exchange `number` */
-    TDM__FRAME_GATHERED,  /* hub: everybody's: `count` sizes (u64), then the blocks */
-    TDM__FRAME_NEWS,   /* hub: of `rank`, and how a loss was noticed (a tdm_peer_sign in `id`, ms of
-                             silence in `number`, `what` it did last); rank: I broke `group` */
-    TDM__FRAME_ASK,    /* rank: about `count` ranks (u32 each), or who lacks in `number` */
-    TDM__FRAME_ANSWER, /* hub: to the question `id` */
-    TDM__FRAME_BYE,    /* rank: I leave; hub: I end */
+    TDM__FRAME_HELLO = 1, /* hub: protection of this connection, and its challenge */
+    TDM__FRAME_PROVE,     /* rank: its challenge, and its response to the hub's */
+    TDM__FRAME_ACCEPT,    /* hub: its response; from here on the connection may be encrypted */
+    TDM__FRAME_JOIN,      /* rank: its facts (tdm__facts) */
+    TDM__FRAME_WELCOME,   /* hub: number of the world, and the nonce of its key */
+    TDM__FRAME_REFUSED,   /* hub: why the rank cannot join */
+    TDM__FRAME_START,     /* hub: all ranks have joined; their entries in `bytes` */
+    TDM__FRAME_PING,      /* hub: heartbeat; missing ranks, later the last action of rank 0 */
+    TDM__FRAME_BEAT,      /* rank: heartbeat; its last action */
+    TDM__FRAME_EXCHANGE,  /* rank: its bytes for exchange `number` */
+    TDM__FRAME_GATHERED,  /* hub: all blocks: `count` sizes (u64), then the blocks */
+    TDM__FRAME_NEWS,      /* hub: about `rank`; of a loss a tdm_peer_sign in `id`, ms of silence in
+                             `number`, and `what` it did last; rank: it broke `group` */
+    TDM__FRAME_ASK,       /* rank: about `count` ranks (u32 each), or missing blocks of `number` */
+    TDM__FRAME_ANSWER,    /* hub: answer to the question `id` */
+    TDM__FRAME_BYE,       /* rank: it leaves; hub: it ends */
     TDM__FRAME_TYPES
 } tdm__frame_type;
 
-/* What an ASK asks. */
+/* Kinds of questions in ASK. */
 enum { TDM__ASK_REPORT = 0, TDM__ASK_LACKING = 1 };
 
-/* All fields that any type has; a type uses its own. */
+/* The fields of all types; each type uses some of them. */
 typedef struct tdm__frame {
     uint8_t type;
     uint32_t protocol, rank, size, epoch, world, group, status, id, number, count, kind;
@@ -59,24 +59,24 @@ typedef struct tdm__frame {
     uint8_t host[TDM_SHA256_BYTES]; /* identity of the machine */
     uint8_t mac[TDM_SHA256_BYTES];
     char version[32], host_name[64], job[512], text[TDM__WIRE_TEXT], what[TDM__WIRE_WHAT];
-    const uint8_t *bytes; /* the rest of the body; borrowed from it */
+    const uint8_t *bytes; /* the rest of the body, borrowed from it */
     size_t byte_count;
 } tdm__frame;
 
-/* Appends the whole frame (head and body) to `out`; a lack of memory is noted there. */
+/* Appends the frame (head and body) to `out`; tdm_str_ok(out) fails if memory ran out. */
 void tdm__wire_write(const tdm__frame *frame, tdm_str *out);
-/* The same without the rest: the caller sends `rest_bytes` more bytes after it. */
+/* The same without `bytes`: the caller sends `rest_bytes` more bytes after it. */
 void tdm__wire_write_before(const tdm__frame *frame, size_t rest_bytes, tdm_str *out);
 
-/* The head at `bytes`, of which there are at least TDM__WIRE_HEAD: false when it is none. */
+/* Parses the head at `bytes`, at least TDM__WIRE_HEAD of them. False: it is invalid. */
 bool tdm__wire_head(const uint8_t *bytes, uint8_t *out_type, size_t *out_body_bytes);
-/* The protocol that a HELLO, PROVE or JOIN of another version speaks, from the beginning of its frame: false
- * when it is neither, or not yet there. */
+/* The protocol version of a HELLO or PROVE, also of another version, from the start of its frame. False: it is
+ * another frame, or incomplete. */
 bool tdm__wire_protocol(const uint8_t *bytes, size_t count, uint32_t *out);
-/* A body: false when it does not follow its type's layout. */
+/* Parses a body. False: it does not have the layout of its type. */
 bool tdm__wire_read(uint8_t type, const uint8_t *body, size_t body_bytes, tdm__frame *out);
 
-/* What is signed: all fields of a PROVE but the answer itself, and the hub's challenge. */
+/* The signed bytes: the hub's challenge and all fields of a PROVE except the response. */
 void tdm__wire_opening(const tdm__frame *prove, const uint8_t hub_nonce[TDM__WIRE_NONCE],
                        tdm_str *out);
 
@@ -87,18 +87,18 @@ typedef struct tdm__entry {
     char name[64]; /* of the host */
 } tdm__entry;
 void tdm__wire_entry_write(const tdm__entry *entry, tdm_str *out);
-/* Reads exactly `count` entries that fill `bytes`; false when they do not, or a host's number is
- * neither known already nor the next. */
+/* Reads exactly `count` entries that fill `bytes`. False: they do not, or a host number is neither known nor
+ * the next one. */
 bool tdm__wire_entries(const uint8_t *bytes, size_t byte_count, uint32_t count, tdm__entry *out);
 
-/* The blocks of a GATHERED: their sizes, and where the first begins. False when they do not fill the
- * frame exactly. */
+/* The blocks of a GATHERED: their sizes, and the start of the first one. False: they do not fill the frame
+ * exactly. */
 bool tdm__wire_blocks(const tdm__frame *frame, size_t *out_sizes, const uint8_t **out_first);
 
 uint32_t tdm__wire_u32(const uint8_t *bytes);
 void tdm__wire_put_u32(uint32_t value, tdm_str *out);
 void tdm__wire_put_u64(uint64_t value, tdm_str *out);
-/* Makes any bytes showable: see above. `out` has at least count + 1 bytes. */
+/* Replaces control characters and invalid UTF-8 by '?'. `out` has at least count + 1 bytes. */
 void tdm__wire_clean(const uint8_t *bytes, size_t count, char *out);
 
 #endif

@@ -1,9 +1,9 @@
 /*
- * environment.c: where this process stands, by what its launcher has set.
+ * environment.c: the rank of this process and other options, from the variables of its launcher.
  *
- * One table names the variables of each launcher. Values come from outside: what is no number, or a
- * rank beyond its world, is an error that names the variable and its value. Nothing is remembered
- * between calls. Texts that are handed out belong to the environment.
+ * One table has the variables of each launcher. Values are untrusted: an invalid number, or a rank outside
+ * its world, is an error that names the variable and its value. No state is kept between calls. Returned
+ * texts belong to the environment.
  */
 #include "boot/boot.h"
 #include "trace/recorder.h"
@@ -16,16 +16,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAX_STREAMS = 64 }; /* more connections of a pair cost descriptors, and win nothing */
+enum { MAX_STREAMS = 64 }; /* more connections per pair need descriptors and are not faster */
 
 typedef struct launcher {
     const char *name;
-    const char *rank, *size, *size_else; /* size_else: looked at when size is not set */
+    const char *rank, *size, *size_else; /* size_else: used if size is not set */
     const char *local_rank, *local_size;
 } launcher;
 
-/* In the order in which they are asked: mpiexec may run inside of Slurm, whose variables then speak of
- * mpiexec's own helpers. */
+/* In order of precedence: mpiexec may run inside Slurm, whose variables then describe the helper processes of
+ * mpiexec. */
 static const launcher launchers[] = {
     {"tandem", "TANDEM_RANK", "TANDEM_SIZE", NULL, "TANDEM_LOCAL_RANK", "TANDEM_LOCAL_SIZE"},
     {"openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", NULL, "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -34,7 +34,7 @@ static const launcher launchers[] = {
     {"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_LOCALID", NULL},
 };
 
-/* NULL when it is not set, or empty. */
+/* NULL: the variable is not set, or empty. */
 static const char *variable(const char *name)
 {
     const char *value = name ? getenv(name) : NULL;
@@ -60,7 +60,7 @@ static tdm_status read_local(const char *name, int max, int *out, tdm_error *err
     return variable(name) ? read_number(name, 0, max, out, err) : TDM_OK;
 }
 
-/* How many tasks a node has by Slurm's "2(x3),1": two on each of the first three, one on the fourth. */
+/* Slurm's "2(x3),1" means two tasks on each of the first three nodes and one on the fourth. */
 int tdm__slurm_tasks_of(const char *list, long node)
 {
     for (const char *at = list; isdigit((unsigned char)*at);) {
@@ -78,8 +78,8 @@ int tdm__slurm_tasks_of(const char *list, long node)
     return -1;
 }
 
-/* Slurm says how many tasks every node has, and which node this is. What does not go together counts as
- * not known. */
+/* The number of tasks on this node, from Slurm's list of tasks per node and the number of this node; -1: unknown
+ * or inconsistent. */
 static int slurm_local_size(const tdm_comm_place *place)
 {
     const char *list = variable("SLURM_STEP_TASKS_PER_NODE");
@@ -109,7 +109,7 @@ static tdm_status read_place(const launcher *row, tdm_comm_place *out, tdm_error
     if (place.local_size == 0 || place.local_size > place.size ||
         (place.local_size > 0 && place.local_rank >= place.local_size))
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "%s is %d and %s is %d in a world of %d: that cannot be", row->local_rank,
+                        "%s is %d and %s is %d, which conflict in a world of %d", row->local_rank,
                         place.local_rank, row->local_size, place.local_size, place.size);
     if (strcmp(row->name, "slurm") == 0) place.local_size = slurm_local_size(&place);
     *out = place;
@@ -125,22 +125,23 @@ tdm_status tdm_comm_environment(tdm_comm_place *out, tdm_error *err)
     }
     return tdm_fail(
         err, TDM_ERR_NOT_FOUND,
-        "nothing says which rank this process is: start it with `tandem run`, mpirun or "
-        "srun, or set TANDEM_RANK and TANDEM_SIZE");
+        "the rank of this process is unknown: start it with `tandem run`, mpirun or srun, or "
+        "set TANDEM_RANK and TANDEM_SIZE");
 }
 
-/* A number of seconds of the options: `otherwise` when it is 0. */
+/* Checks a number of seconds in the options; 0 becomes `otherwise`. */
 static tdm_status resolve_seconds(const char *what, double *seconds, double otherwise,
                                   tdm_error *err)
 {
     if (!(*seconds >= 0 && *seconds <= TDM__MAX_SECONDS))
-        return tdm_fail(err, TDM_ERR_INVALID, "%s is %g: wanted are seconds from 0 (%g s) to %g",
-                        what, *seconds, otherwise, TDM__MAX_SECONDS);
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "%s is %g: must be between 0 (default, %g s) and %g seconds", what,
+                        *seconds, otherwise, TDM__MAX_SECONDS);
     if (*seconds == 0) *seconds = otherwise;
     return TDM_OK;
 }
 
-/* The number of seconds that a variable has; left as it is when that is not set. */
+/* Reads a number of seconds from a variable; *out is unchanged if it is not set. */
 static tdm_status read_seconds(const char *name, double *out, tdm_error *err)
 {
     const char *text = variable(name);
@@ -224,8 +225,9 @@ tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options 
         if (status != TDM_OK) return tdm_error_context(err, status, "TANDEM_DUMP_SIGNAL");
     }
     if (options.streams < 0 || options.streams > MAX_STREAMS)
-        return tdm_fail(err, TDM_ERR_INVALID, "streams is %d: wanted are 0 (which means 1) to %d",
-                        options.streams, MAX_STREAMS);
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "streams is %d: must be between 0 (default, 1) and %d", options.streams,
+                        MAX_STREAMS);
     if (options.streams == 0) options.streams = 1;
     *out = options;
     return TDM_OK;
@@ -245,10 +247,10 @@ bool tdm__silence_is_slowness(tdm_process_watch *watch, uint64_t pid, double sil
     return tdm_process_lives(watch, IDLE_TIMES * min_s);
 }
 
-/* ---- where to meet, when only the launcher is known ---------------------------------------------- */
+/* ---- rendezvous of a launcher -------------------------------------------------------------------- */
 
-/* Slurm cuts long lists short: "rack[1-2]node[03,05-7],login". The first name takes the first of each
- * pair of brackets. */
+/* Slurm abbreviates lists: "rack[1-2]node[03,05-7],login". The first name has the first number of each pair of
+ * brackets. */
 bool tdm__slurm_first_host(const char *list, char *out, size_t bytes)
 {
     size_t length = 0;
@@ -273,7 +275,7 @@ bool tdm__slurm_first_host(const char *list, char *out, size_t bytes)
     return true;
 }
 
-/* Hydra's proxy is the parent of all its processes on this host; its number and when it began. */
+/* The parent process and its start time: the proxy of Hydra is the parent of all its processes on this host. */
 static bool parent_identity(char *out, size_t bytes)
 {
     char path[64], line[1024] = "";
@@ -282,7 +284,7 @@ static bool parent_identity(char *out, size_t bytes)
     size_t got = file ? fread(line, 1, sizeof(line) - 1, file) : 0;
     if (file) fclose(file);
     line[got] = '\0';
-    /* The 22nd field is when it began; names may hold spaces, so count from the last bracket. */
+    /* The start time is the 22nd field; names may contain spaces, so count from the last bracket. */
     const char *at = strrchr(line, ')');
     for (int i = 2; at && i < 22; i++) at = strchr(at + 1, ' ');
     if (!at) return false;
@@ -290,9 +292,9 @@ static bool parent_identity(char *out, size_t bytes)
     return true;
 }
 
-/* What all processes of one start by a launcher have in common, and no others. Open MPI's number of a job
- * is short and comes again; what it draws for its networks is not. A job that Slurm starts again keeps its
- * numbers, but for that of the starts. Without any of these it holds on this host alone. */
+/* A text that is the same for all processes of one launch and different for others. The job number of Open MPI is
+ * short and reused, so its random transport key is added. A job that Slurm restarts keeps its numbers, so the
+ * restart count is added. Without these variables, the identity is valid on this host only (*is_of_host). */
 static bool launch_identity(char *out, size_t bytes, bool *is_of_host)
 {
     static const char *const names[] = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"};
@@ -361,12 +363,12 @@ tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__
         return TDM_OK;
     }
     return tdm_fail(err, TDM_ERR_INVALID,
-                    "rank %d of %d does not know where to meet the others: set TANDEM_RENDEZVOUS "
+                    "rank %d of %d has no rendezvous: set TANDEM_RENDEZVOUS "
                     "(or --rendezvous) to HOST:PORT of rank 0, or to a file that all ranks can see",
                     options->rank, options->size);
 }
 
-/* ---- this machine --------------------------------------------------------------------------------- */
+/* ---- this host ------------------------------------------------------------------------------------- */
 
 static void read_line(const char *path, char *out, size_t bytes)
 {
@@ -376,8 +378,8 @@ static void read_line(const char *path, char *out, size_t bytes)
     out[strcspn(out, "\n")] = '\0';
 }
 
-/* Memory is shared by processes of one kernel, one user, and one network namespace (in which abstract
- * sockets have their names). Who sets `given` or TANDEM_HOST says that it is so. */
+/* Processes can share memory if they have the same kernel, user and network namespace (which abstract sockets
+ * belong to). With `given` or TANDEM_HOST, the user asserts that they can. */
 tdm_status tdm__host_identity(const char *given, uint8_t out[TDM_SHA256_BYTES], char name[64],
                               tdm_error *err)
 {
@@ -400,6 +402,6 @@ tdm_status tdm__host_identity(const char *given, uint8_t out[TDM_SHA256_BYTES], 
                           (unsigned long long)net.st_ino, (unsigned long)geteuid());
     static const char purpose[] = "tandem host";
     if (tdm_hmac_sha256(purpose, strlen(purpose), text, (size_t)length, out) != TDM_OK)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to name this host");
+        return tdm_fail_oom(err, "for the identity of this host");
     return TDM_OK;
 }

@@ -41,7 +41,7 @@ tdm_status tdm__hash_metadata(const tdm_named_text *texts, size_t count, char he
                               tdm_error *err)
 {
     tdm_sha256 *hash = tdm_sha256_create();
-    if (!hash) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to hash the metadata");
+    if (!hash) return tdm_fail_oom(err, "to hash the metadata");
     for (size_t i = 0; i < count; i++) {
         if (strcmp(texts[i].name, "sha256") == 0) continue;
         tdm_sha256_text(hash, texts[i].name);
@@ -155,7 +155,7 @@ static tdm_status read_classes(const char *path, tdm_checkpoint *checkpoint, tdm
     TDM_TRY(parse_text(path, "classes", text, TDM_JSON_ARRAY, checkpoint->arena, &list, err));
     if (list->count == 0) return TDM_OK;
     const char **names = tdm_arena_array(checkpoint->arena, list->count, sizeof(*names));
-    if (!names) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", path);
+    if (!names) return tdm_fail_oom(err, "for %s", path);
     size_t n = 0;
     for (const tdm_json *child = list->first; child; child = child->next, n++) {
         names[n] = tdm_json_as_string(child);
@@ -216,7 +216,7 @@ tdm_status tdm_checkpoint_open(const char *path, tdm_checkpoint **out, tdm_error
     if (checkpoint) checkpoint->arena = tdm_arena_create("checkpoint");
     if (!checkpoint || !checkpoint->arena) {
         tdm_checkpoint_destroy(checkpoint);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", path);
+        return tdm_fail_oom(err, "for %s", path);
     }
     tdm_status status = read_all(path, checkpoint, err);
     if (status != TDM_OK) {

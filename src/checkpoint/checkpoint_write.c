@@ -7,9 +7,8 @@
  * processes write chunks and pass their hashes to this one. At the end the hashes are put into the header,
  * the header is written, and the file gets its name. A kill before that changes nothing.
  */
+#include "base/base.h"
 #include "checkpoint/internal.h"
-
-#include <tandem/text.h>
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -90,7 +89,7 @@ static tdm_status add_texts(tdm_checkpoint_writer *w, tdm_error *err)
     add_classes(&w->classes, content);
     add_shape(&w->shape, &content->sample_shape);
     if (!tdm_str_ok(&w->position) || !tdm_str_ok(&w->classes) || !tdm_str_ok(&w->shape)) {
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the metadata");
+        return tdm_fail_oom(err, "for the metadata");
     }
     memcpy(w->state, NO_HASH_YET, sizeof(w->state));
     memcpy(w->sha256, NO_HASH_YET, sizeof(w->sha256));
@@ -132,7 +131,7 @@ tdm_status tdm_checkpoint_writer_create(const char *path, const tdm_checkpoint_c
                                         tdm_checkpoint_writer **out, tdm_error *err)
 {
     tdm_checkpoint_writer *w = calloc(1, sizeof(*w));
-    if (!w) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory for a checkpoint", path);
+    if (!w) return tdm_fail_oom(err, "for a checkpoint (%s)", path);
     w->content = content;
     tdm_status status = begin(path, w, err);
     if (status != TDM_OK) {
@@ -186,7 +185,7 @@ tdm_status tdm_checkpoint_writer_invite(const tdm_checkpoint_writer *writer,
     const char *path = arena ? tdm__safetensors_temporary(writer->file, arena) : NULL;
     tdm_status status = TDM_OK;
     if (!path) {
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for a checkpoint");
+        status = tdm_fail_oom(err, "for a checkpoint");
     } else if (strlen(path) >= sizeof(out->temporary)) {
         status = tdm_fail(err, TDM_ERR_RANGE, "%s: the path is too long", path);
     } else {

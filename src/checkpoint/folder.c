@@ -13,6 +13,7 @@
  * writer is dead is a leftover. Files of this process count as leftovers as well: do not prune a directory
  * while another thread of this process saves to it.
  */
+#include "base/base.h"
 #include "checkpoint/internal.h"
 #include "os/os.h"
 
@@ -83,7 +84,7 @@ static tdm_status collect(const char *dir, const char *const *names, size_t coun
                           tdm_checkpoint_entry **out, size_t *out_count, tdm_error *err)
 {
     tdm_checkpoint_entry *entries = tdm_arena_array(arena, count + 1, sizeof(*entries));
-    if (!entries) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to list checkpoints");
+    if (!entries) return tdm_fail_oom(err, "to list checkpoints");
     size_t n = 0;
     for (size_t i = 0; i < count; i++) {
         tdm_checkpoint_entry *e = &entries[n];
@@ -92,7 +93,7 @@ static tdm_status collect(const char *dir, const char *const *names, size_t coun
         e->path = tdm_path_join(arena, dir, names[i]);
         e->packed = tdm__is_packed_name(names[i]);
         e->metrics = (tdm_checkpoint_metrics){.loss = NAN, .accuracy = NAN};
-        if (!e->path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to list checkpoints");
+        if (!e->path) return tdm_fail_oom(err, "to list checkpoints");
         n++;
     }
     qsort(entries, n, sizeof(*entries), compare_newest_first);
@@ -257,7 +258,7 @@ static bool is_leftover(const char *name)
 
 static tdm_status remove_file(const char *path, tdm_error *err)
 {
-    if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to prune checkpoints");
+    if (!path) return tdm_fail_oom(err, "to prune checkpoints");
     if (unlink(path) == 0 || errno == ENOENT) return TDM_OK; /* gone is gone */
     return tdm_os_fail(err, "cannot remove", path);
 }
@@ -330,7 +331,7 @@ tdm_status tdm_checkpoint_retain(const char *dir, const tdm_checkpoint_retention
                         dir);
     }
     tdm_arena *arena = tdm_arena_create("retention");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to prune %s", dir);
+    if (!arena) return tdm_fail_oom(err, "to prune %s", dir);
     tdm_status status = retain(dir, rules, good, arena, err);
     tdm_arena_destroy(arena);
     return status;
@@ -405,7 +406,7 @@ tdm_status tdm_checkpoint_free_space(const char *dir, const tdm_checkpoint_reten
     *out = (tdm_checkpoint_removed){0};
     if (rules->keep <= 0) return TDM_OK;
     tdm_arena *arena = tdm_arena_create("room");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to free space in %s", dir);
+    if (!arena) return tdm_fail_oom(err, "to free space in %s", dir);
     tdm_status status = make_room(dir, rules, bytes, arena, out, err);
     tdm_arena_destroy(arena);
     return status;

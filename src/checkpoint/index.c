@@ -7,9 +7,8 @@
  * metrics.jsonl, as far as possible. A checkpoint without an entry counts as not evaluated. The file is
  * replaced atomically.
  */
+#include "base/base.h"
 #include "checkpoint/internal.h"
-
-#include <tandem/text.h>
 
 #include <math.h>
 #include <stdlib.h>
@@ -115,7 +114,7 @@ tdm_status tdm__index_read(const char *dir, tdm_arena *arena, tdm__index *out, t
     *out = (tdm__index){0};
     const char *path = tdm_path_join(arena, dir, TDM__INDEX_NAME);
     const char *metrics = tdm_arena_printf(arena, "%s/../metrics.jsonl", dir);
-    if (!path || !metrics) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", dir);
+    if (!path || !metrics) return tdm_fail_oom(err, "for %s", dir);
     if (read_index(path, arena, out)) return TDM_OK;
     out->count = 0;
     read_metrics(metrics, out);
@@ -160,7 +159,7 @@ static tdm_status write_index(const char *dir, tdm_arena *arena, const tdm__inde
     tdm_str_add_char(&text, '\n');
     tdm_status status = path && tdm_str_ok(&text)
                             ? tdm_file_replace(path, text.data, text.length, err)
-                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", dir);
+                            : tdm_fail_oom(err, "for %s", dir);
     tdm_str_release(&text);
     return status;
 }
@@ -170,11 +169,11 @@ tdm_status tdm_checkpoint_note(const char *dir, uint64_t step,
 {
     if (isnan(metrics->loss) && isnan(metrics->accuracy)) return TDM_OK;
     tdm_arena *arena = tdm_arena_create("index");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", dir);
+    if (!arena) return tdm_fail_oom(err, "for %s", dir);
     tdm__index index = {0};
     tdm_status status = tdm__index_read(dir, arena, &index, err);
     if (status == TDM_OK && !tdm__index_put(&index, step, metrics)) {
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", dir);
+        status = tdm_fail_oom(err, "for %s", dir);
     }
     if (status == TDM_OK) status = write_index(dir, arena, &index, err);
     tdm__index_release(&index);

@@ -11,6 +11,7 @@
  * no more than that. Frames from elsewhere are fine as long as they say how much they hold; those that can
  * be skipped are.
  */
+#include "base/base.h"
 #include "checkpoint/internal.h"
 #include "os/os.h"
 
@@ -175,7 +176,7 @@ tdm_status tdm__pack(const void *bytes, size_t count, tdm_file_writer *out, tdm_
     packing p = {.bytes = bytes, .count = count, .bound = ZSTD_compressBound(FRAME_BYTES)};
     size_t frames = count / FRAME_BYTES + (count % FRAME_BYTES != 0);
     p.packed = malloc(p.bound * BATCH_FRAMES);
-    if (!p.packed) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to pack a file");
+    if (!p.packed) return tdm_fail_oom(err, "to pack a file");
     tdm_status status = TDM_OK;
     for (; p.first < frames && status == TDM_OK; p.first += BATCH_FRAMES) {
         size_t some = frames - p.first < BATCH_FRAMES ? frames - p.first : BATCH_FRAMES;
@@ -241,7 +242,7 @@ static tdm_status find_frames(const uint8_t *bytes, size_t count, const char *na
             room = 2 * room + 16;
             frame *more = realloc(frames, room * sizeof(*frames));
             if (more) frames = more;
-            if (!more) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", name);
+            if (!more) status = tdm_fail_oom(err, "for %s", name);
         }
         if (status == TDM_OK && __builtin_add_overflow(total, plain, &total)) {
             status = tdm_fail(err, TDM_ERR_FORMAT, "%s: its frames claim too many bytes", name);
@@ -274,7 +275,7 @@ tdm_status tdm__unpack_open(const void *bytes, size_t count, const char *name, t
                             tdm_error *err)
 {
     tdm__unpacking *u = calloc(1, sizeof(*u));
-    if (!u) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", name);
+    if (!u) return tdm_fail_oom(err, "for %s", name);
     u->name = name;
     u->bytes = bytes;
     u->count = count;
@@ -312,7 +313,7 @@ tdm_status tdm__unpack_head(tdm__unpacking *u, size_t bytes, tdm_error *err)
     while (stream && to.pos < to.size && from.pos < from.size && !ZSTD_isError(left))
         left = ZSTD_decompressStream(stream, &to, &from);
     ZSTD_freeDStream(stream);
-    if (!stream) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", u->name);
+    if (!stream) return tdm_fail_oom(err, "for %s", u->name);
     if (to.pos == to.size) return TDM_OK;
     return tdm_fail(err, TDM_ERR_CHECKSUM,
                     "%s: its first bytes cannot be unpacked: the file was damaged or changed; "

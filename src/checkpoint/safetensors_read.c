@@ -11,10 +11,10 @@
  *      that lies badly in memory is copied; all others point into the file.
  * Fields of an entry that we do not know are passed over, as the reference implementation does.
  */
+#include "base/base.h"
 #include "checkpoint/internal.h"
 
 #include <tandem/os.h>
-#include <tandem/text.h>
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -52,7 +52,7 @@ typedef struct parse {
 
 static tdm_status no_memory(const parse *p)
 {
-    return tdm_fail(p->err, TDM_ERR_NO_MEMORY, "%s: out of memory to read the header", p->name);
+    return tdm_fail_oom(p->err, "to read the header (%s)", p->name);
 }
 
 /* ---- the header ------------------------------------------------------------------------------ */

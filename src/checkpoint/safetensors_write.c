@@ -14,10 +14,9 @@
  * The header comes last, into the room that was left for it: what it says may then depend on the data.
  * A name that ends in ".zst" asks for a packed file (pack.c): it is packed when all of it is there.
  */
+#include "base/base.h"
 #include "checkpoint/internal.h"
 #include "os/os.h"
-
-#include <tandem/text.h>
 
 #include <stdlib.h>
 #include <string.h>
@@ -51,8 +50,7 @@ static tdm_status place_slots(layout *plan, const tdm_named_tensor *const *sorte
 {
     uint64_t *begin = calloc(plan->count + 1, sizeof(*begin));
     if (!begin) {
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to lay out %zu tensors",
-                        plan->count);
+        return tdm_fail_oom(err, "to lay out %zu tensors", plan->count);
     }
     tdm_status status = tdm__tensors_place(sorted, plan->count, begin, err);
     for (size_t i = 0; i < plan->count && status == TDM_OK; i++) {
@@ -99,8 +97,7 @@ static tdm_status layout_init(layout *plan, const tdm_named_tensor *tensors, siz
     plan->by_name = calloc(tensor_count + 1, sizeof(*plan->by_name));
     plan->metadata = calloc(metadata_count + 1, sizeof(*plan->metadata));
     if (!plan->by_name || !plan->metadata) {
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to lay out %zu tensors",
-                          tensor_count);
+        status = tdm_fail_oom(err, "to lay out %zu tensors", tensor_count);
         goto release;
     }
     for (size_t i = 0; i < tensor_count; i++) {
@@ -155,7 +152,7 @@ static tdm_status compose(const layout *plan, tdm_str *out, tdm_error *err)
     for (size_t i = 0; i < plan->count; i++) add_entry(&w, &plan->by_name[i]);
     tdm_json_object_end(&w);
     while (out->length % DATA_ALIGN != 0 && !out->failed) tdm_str_add_char(out, ' ');
-    if (!tdm_str_ok(out)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the header");
+    if (!tdm_str_ok(out)) return tdm_fail_oom(err, "for the header");
     length = out->length - sizeof(length);
     if (length > TDM__MAX_HEADER_BYTES) {
         return tdm_fail(err, TDM_ERR_RANGE,
@@ -198,7 +195,7 @@ static tdm_status compare_back(const layout *plan, const tdm_json *root, tdm_err
 static tdm_status check_reads_back(const layout *plan, const tdm_str *header, tdm_error *err)
 {
     tdm_arena *arena = tdm_arena_create("header check");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to check the header");
+    if (!arena) return tdm_fail_oom(err, "to check the header");
     const tdm_json *root = NULL;
     tdm_status status = tdm_json_parse(header->data + 8, header->length - 8, arena, &root, err);
     if (status == TDM_OK) status = compare_back(plan, root, err);

@@ -54,7 +54,7 @@ static tdm_status fill_chunks(const tdm_named_tensor *tensors,
     tdm_state_chunk *chunks = tdm_arena_array(arena, count + 1, sizeof(*chunks));
     uint64_t *begin = tdm_arena_array(arena, tensor_count + 1, sizeof(*begin));
     if (!chunks || !begin) {
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for %zu chunks of a state", count);
+        return tdm_fail_oom(err, "for %zu chunks of a state", count);
     }
     TDM_TRY(tdm__tensors_place(sorted, tensor_count, begin, err));
     size_t n = 0;
@@ -112,7 +112,7 @@ static tdm_status create(const tdm_position *position, const tdm_named_tensor *t
     }
     if (!h || !make_tables(h, tensors)) {
         tdm_state_hasher_destroy(h);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to hash %zu tensors", count);
+        return tdm_fail_oom(err, "to hash %zu tensors", count);
     }
     *out = h;
     return TDM_OK;
@@ -159,7 +159,7 @@ static tdm_status take_some(tdm_state_hasher *h, const uint8_t *bytes, size_t co
     size_t whole = chunk_bytes(h->sorted[h->at], h->offset - inside);
     size_t some = count < whole - inside ? count : whole - inside;
     if (!h->open) h->open = tdm_sha256_create();
-    if (!h->open) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to hash a state");
+    if (!h->open) return tdm_fail_oom(err, "to hash a state");
     tdm_sha256_update(h->open, bytes, some);
     if (inside + some == whole) {
         size_t chunk = h->first[h->at] + h->offset / TDM_STATE_CHUNK_BYTES;
@@ -234,7 +234,7 @@ static tdm_sha256 *begin_hash(const tdm_position *position, size_t tensor_count,
 {
     tdm_sha256 *hash = tdm_sha256_create();
     if (!hash) {
-        tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to hash %zu tensors", tensor_count);
+        tdm_fail_oom(err, "to hash %zu tensors", tensor_count);
         return NULL;
     }
     tdm_sha256_u64(hash, position->step);
@@ -296,7 +296,7 @@ static tdm_status hash_chunks(tdm_state_hasher *h, tdm_error *err)
     if (!failed) tdm__spread(count, bytes, hash_chunk, &all);
     free(all.tensor_of);
     if (!failed && !atomic_load(&all.failed)) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to hash %zu tensors", h->count);
+    return tdm_fail_oom(err, "to hash %zu tensors", h->count);
 }
 
 tdm_status tdm_state_hash(const tdm_position *position, const tdm_named_tensor *tensors,

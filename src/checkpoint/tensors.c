@@ -4,6 +4,7 @@
  * Order is by the bytes of the name, so it depends on no locale and on no caller. Whatever cannot be
  * written or hashed is refused here, before anybody begins.
  */
+#include "base/base.h"
 #include "checkpoint/internal.h"
 
 #include <stdlib.h>
@@ -73,7 +74,7 @@ tdm_status tdm__tensors_in_order(const tdm_named_tensor *tensors, size_t count, 
     for (size_t i = 0; i < count; i++) TDM_TRY(check_tensor(&tensors[i], i, need_data, err));
     const tdm_named_tensor **sorted = calloc(count + 1, sizeof(*sorted));
     if (!sorted) {
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to sort %zu tensors", count);
+        return tdm_fail_oom(err, "to sort %zu tensors", count);
     }
     for (size_t i = 0; i < count; i++) sorted[i] = &tensors[i];
     qsort(sorted, count, sizeof(*sorted), compare_tensors);
@@ -104,7 +105,7 @@ tdm_status tdm__tensors_place(const tdm_named_tensor *const *sorted, size_t coun
 {
     const tdm_named_tensor *const **by_place = calloc(count + 1, sizeof(*by_place));
     if (!by_place) {
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to place %zu tensors", count);
+        return tdm_fail_oom(err, "to place %zu tensors", count);
     }
     for (size_t i = 0; i < count; i++) by_place[i] = &sorted[i];
     qsort(by_place, count, sizeof(*by_place), compare_places);

@@ -12,6 +12,7 @@
  * are not restarted.
  */
 #include "cluster/agent.h"
+#include "base/base.h"
 #include "kv/kv.h"
 
 #include <errno.h>
@@ -87,7 +88,7 @@ static tdm_status agent_allocate(tdm__agent *a, tdm_error *err)
     a->worker_slots = calloc((size_t)a->count, sizeof(*a->worker_slots));
     a->places = a->options->pin ? calloc((size_t)a->count, sizeof(*a->places)) : NULL;
     if (!a->worker_slots || (a->options->pin && !a->places))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %d workers", a->count);
+        return tdm_fail_oom(err, "for %d workers", a->count);
     if (a->places && !tdm_os_cpu_sets(a->count, a->places)) {
         free(a->places); /* more workers than CPUs: let the kernel schedule them */
         a->places = NULL;

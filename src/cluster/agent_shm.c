@@ -6,6 +6,7 @@
  * user. The store names candidate processes; the link in /proc shows whether one of them has a
  * segment.
  */
+#include "base/base.h"
 #include "cluster/agent.h"
 
 #include <dirent.h>
@@ -51,7 +52,7 @@ tdm_status tdm__agent_find_shm(tdm__agent *a, tdm_error *err)
 {
     tdm_session_view view;
     tdm_arena *arena = tdm_arena_create("look");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the contents of the store");
+    if (!arena) return tdm_fail_oom(err, "for the contents of the store");
     tdm_status status = tdm_session_look(a->kv, a->options->session, arena, &view, err);
     int fd = status == TDM_OK ? shm_find(a, &view) : -1;
     if (status == TDM_OK)

@@ -9,6 +9,7 @@
  * Invariant: a process that was started is in a worker slot or in the list of orphans until it was
  * waited for. Its exit is written to the store before anything else is done about it.
  */
+#include "base/base.h"
 #include "cluster/agent.h"
 
 #include <tandem/os.h>
@@ -82,8 +83,7 @@ static tdm_status worker_spawn(tdm__agent *a, tdm__worker_slot *worker_slot, tdm
         .output = {output, output},
         .kept = kept,
         .kept_count = a->options->hold_fd > 0 ? 4 : 3};
-    tdm_status status = env.failed ? tdm_fail(err, TDM_ERR_NO_MEMORY,
-                                              "no memory for the environment of a worker")
+    tdm_status status = env.failed ? tdm_fail_oom(err, "for the environment of a worker")
                                    : tdm__spawn(&options, &w->pid, err);
     tdm__environment_release(&env);
     close(output);

@@ -33,8 +33,7 @@ enum { URL_BYTES = 4096, LOCK_TRIALS = 200 };
 static tdm_status runtime_dir_make(tdm_arena *arena, const char *path, tdm_error *err)
 {
     struct stat about;
-    if (!path)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the name of the runtime directory");
+    if (!path) return tdm_fail_oom(err, "for the name of the runtime directory");
     if (mkdir(path, 0700) != 0 && errno == ENOENT) {
         TDM_TRY(tdm_dir_make(tdm_path_dirname(arena, path), err));
         if (mkdir(path, 0700) != 0 && errno != EEXIST)
@@ -81,7 +80,7 @@ static tdm_status place_fill(const char *dir, const char *session, tdm_arena *ar
     out->logs = tdm_arena_printf(arena, "%s/%s.logs", dir, session);
     out->secret = tdm_arena_printf(arena, "%s/%s.secret", dir, session);
     if (out->session && out->job && out->logs && out->secret) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the names of a session's files");
+    return tdm_fail_oom(err, "for the names of a session's files");
 }
 
 /* ---- removal --------------------------------------------------------------------------------- */
@@ -179,8 +178,7 @@ static tdm_status session_write_files(const char *dir, const char *store, const 
 {
     const char *url_path = tdm_arena_printf(hold->arena, "%s/%s.url", dir, hold->place.session);
     hold->place.store = tdm_arena_strdup(hold->arena, store);
-    if (!url_path || !hold->place.store)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session's files");
+    if (!url_path || !hold->place.store) return tdm_fail_oom(err, "for a session's files");
     TDM_TRY(tdm_dir_make(hold->place.logs, err));
     if (job_text && !tdm_path_exists(hold->place.job))
         TDM_TRY(tdm__session_put_file(hold->place.job, job_text, err));
@@ -195,15 +193,14 @@ tdm_status tdm_session_hold_init(const char *session, const char *store, const c
     const char *dir = NULL, *lock = NULL;
     char local[PATH_MAX + 16];
     tdm_status status = TDM_OK;
-    if (!hold.arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
+    if (!hold.arena) return tdm_fail_oom(err, "for a session");
     if (!tdm__session_name_is_good(session, TDM_SESSION_BYTES))
         status = tdm_fail(err, TDM_ERR_INVALID, "'%s' is not a valid session name", session);
     if (status == TDM_OK) status = tdm_runtime_dir(hold.arena, &dir, err);
     if (status == TDM_OK) status = place_fill(dir, session, hold.arena, &hold.place, err);
     if (status == TDM_OK) {
         lock = tdm_arena_printf(hold.arena, "%s/%s.lock", dir, session);
-        status = lock ? session_lock(lock, &hold.fd, err)
-                      : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
+        status = lock ? session_lock(lock, &hold.fd, err) : tdm_fail_oom(err, "for a session");
     }
     if (status == TDM_OK) {
         snprintf(local, sizeof(local), "local:%s/%s.store", dir, session);
@@ -234,11 +231,11 @@ static tdm_status session_read_url(const char *dir, tdm_session_place *place, td
 {
     tdm_file_bytes bytes;
     const char *path = tdm_arena_printf(arena, "%s/%s.url", dir, place->session);
-    if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
+    if (!path) return tdm_fail_oom(err, "for a session");
     TDM_TRY(tdm_file_read(path, URL_BYTES, &bytes, err));
     place->store = tdm_arena_strndup(arena, (const char *)bytes.data, bytes.count);
     tdm_file_bytes_release(&bytes);
-    return place->store ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
+    return place->store ? TDM_OK : tdm_fail_oom(err, "for a session");
 }
 
 /* The session to which a file with this suffix belongs; NULL if the suffix differs. */
@@ -273,7 +270,7 @@ tdm_status tdm_session_list(tdm_arena *arena, tdm_session_place **out, size_t *o
     TDM_TRY(tdm_runtime_dir(arena, &dir, err));
     TDM_TRY(tdm_dir_list(dir, arena, &names, &count, err));
     tdm_session_place *places = tdm_arena_array(arena, count + 1, sizeof(*places));
-    if (!places) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the list of sessions");
+    if (!places) return tdm_fail_oom(err, "for the list of sessions");
     session_sweep_stores(dir, names, count, arena);
     for (size_t i = 0; i < count; i++) {
         const char *session = session_of(names[i], ".lock", arena);

@@ -313,7 +313,7 @@ static tdm_status agent_start(launcher *l, int index, char *const *environment, 
     const char **words = host ? agent_words(l, start, host, start->target ? "-" : l->hold.place.job)
                               : NULL;
     if (words && start->target) words = ssh_words(l, start->target, shell_text(l->arena, words));
-    if (!words) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for an agent's command line");
+    if (!words) return tdm_fail_oom(err, "for an agent's command line");
     int input = -1;
     if (start->target) TDM_TRY(agent_open_input(l, &input, err));
     /* A signal forwarded to an agent of this host stays pending until the agent handles it: see
@@ -343,9 +343,7 @@ static tdm_status agents_start(launcher *l, tdm_error *err)
 {
     tdm__environment env;
     tdm__environment_init(&env, NULL);
-    tdm_status status = env.failed ? tdm_fail(err, TDM_ERR_NO_MEMORY,
-                                              "no memory for the environment of an agent")
-                                   : TDM_OK;
+    tdm_status status = env.failed ? tdm_fail_oom(err, "for the environment of an agent") : TDM_OK;
     for (int i = 0; i < l->options->start_count && status == TDM_OK; i++)
         status = agent_start(l, i, env.items, err);
     tdm__environment_release(&env);
@@ -634,7 +632,7 @@ static tdm_status launcher_run(launcher *l, tdm_error *err)
 {
     l->arena = tdm_arena_create("session");
     l->agents = calloc((size_t)l->options->start_count + 1, sizeof(*l->agents));
-    if (!l->arena || !l->agents) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
+    if (!l->arena || !l->agents) return tdm_fail_oom(err, "for a session");
     TDM_TRY(launcher_begin(l, err));
     TDM_TRY(store_fill(l, err));
     TDM_TRY(launcher_open_signals(l, err));

@@ -7,6 +7,7 @@
  * to disappear therefore finds the result, or that of a later checkpoint, which serves as well. If
  * rank 0 dies meanwhile, its successor handles the request.
  */
+#include "base/base.h"
 #include "cluster/cluster.h"
 #include "cluster/session.h"
 #include "kv/kv.h"
@@ -48,8 +49,7 @@ static tdm_status saved_put(tdm_kv *kv, const char *session, const tdm_session_s
     tdm_json_object_end(&w);
     tdm_status status = tdm_str_ok(&text) ? tdm_kv_put(kv, tdm__session_key(key, session, "saved"),
                                                        tdm_str_text(&text), 0, err)
-                                          : tdm_fail(err, TDM_ERR_NO_MEMORY,
-                                                     "no memory for the result of a checkpoint");
+                                          : tdm_fail_oom(err, "for the result of a checkpoint");
     tdm_str_release(&text);
     return status;
 }
@@ -71,7 +71,7 @@ tdm_status tdm_session_answer_save(tdm_kv *kv, const char *session, uint64_t rev
                                    const tdm_session_saved *saved, tdm_error *err)
 {
     tdm_arena *arena = tdm_arena_create("answer");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the result of a checkpoint");
+    if (!arena) return tdm_fail_oom(err, "for the result of a checkpoint");
     tdm_status status = saved_put(kv, session, saved, err);
     if (status == TDM_OK) status = requests_remove(kv, session, revision, arena, err);
     tdm_arena_destroy(arena);
@@ -139,7 +139,7 @@ tdm_status tdm_session_await_save(tdm_kv *kv, const char *session, const char *r
         bool there = true;
         tdm_status status = arena ? request_look_up(kv, session, request, arena, &revision, &there,
                                                     out, err)
-                                  : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to wait");
+                                  : tdm_fail_oom(err, "to wait");
         tdm_arena_destroy(arena);
         if (status != TDM_OK || !there) return status;
         double left_s = until_s - tdm_kv_now(kv);

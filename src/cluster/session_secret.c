@@ -160,7 +160,7 @@ tdm_status tdm_session_secret_check(tdm_kv *kv, const char *session, const char 
     char key[TDM_KV_KEY_BYTES], hash[TDM_SHA256_HEX];
     tdm_kv_item item = {.value = NULL};
     tdm_arena *arena = tdm_arena_create("secret");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to read a session");
+    if (!arena) return tdm_fail_oom(err, "to read a session");
     tdm_status status = secret_hash(session, secret, hash, err);
     if (status == TDM_OK)
         status = tdm_kv_get(kv, tdm__session_key(key, session, "secret_hash"), arena, &item, err);

@@ -5,6 +5,7 @@
  * The store is read in one call, so the view is consistent. Its values come from other processes
  * and are untrusted: a value of the wrong type counts as missing.
  */
+#include "base/base.h"
 #include "cluster/session.h"
 #include "kv/kv.h"
 
@@ -244,7 +245,7 @@ tdm_status tdm_session_look(tdm_kv *kv, const char *session, tdm_arena *arena,
     view.hosts = tdm_arena_array(arena, count + 1, sizeof(*view.hosts));
     view.leaver_ids = tdm_arena_array(arena, count + 1, sizeof(*view.leaver_ids));
     if (!view.session || !view.members || !view.hosts || !view.leaver_ids)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the contents of the store");
+        return tdm_fail_oom(err, "for the contents of the store");
     const tdm_json *epoch = NULL;
     for (size_t i = 0; i < count; i++) {
         const char *key = items[i].key + strlen(prefix);
@@ -273,7 +274,7 @@ tdm_status tdm_session_names(tdm_kv *kv, tdm_arena *arena, const char *const **o
     size_t count, found = 0;
     TDM_TRY(tdm_kv_list(kv, "tandem/", arena, &items, &count, NULL, err));
     const char **names = tdm_arena_array(arena, count + 1, sizeof(*names));
-    if (!names) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the list of sessions");
+    if (!names) return tdm_fail_oom(err, "for the list of sessions");
     for (size_t i = 0; i < count; i++) {
         const char *name = items[i].key + strlen("tandem/"), *end = strchr(name, '/');
         if (!end || strcmp(end, "/about") != 0) continue;
@@ -322,7 +323,7 @@ tdm_status tdm__session_ended(tdm_kv *kv, const char *session, tdm_status *statu
     char key[TDM_KV_KEY_BYTES];
     tdm_kv_item item;
     tdm_arena *arena = tdm_arena_create("verdict");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the result of the session");
+    if (!arena) return tdm_fail_oom(err, "for the result of the session");
     tdm_status got = tdm_kv_get(kv, ended_key(key, session), arena, &item, err);
     if (got == TDM_OK) {
         const tdm_json *value = parse(item.value, arena);

@@ -10,6 +10,7 @@
  * launcher's streams, which it inherited, so it does not need a running agent for that. Output from
  * before the run directory exists is moved there later.
  */
+#include "base/base.h"
 #include "cluster/log_forward.h"
 #include "cluster/session.h"
 #include "os/os.h"
@@ -109,7 +110,7 @@ tdm_status tdm_worker_open(tdm_worker **out, tdm_error *err)
                         "TANDEM_MEMBER is set, but TANDEM_HOST or TANDEM_SLOT is not valid: only "
                         "'tandem agent' can start workers; use 'tandem train'");
     tdm_worker *w = calloc(1, sizeof(*w));
-    if (!w) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a worker");
+    if (!w) return tdm_fail_oom(err, "for a worker");
     w->terminal[0] = environment_descriptor("TANDEM_OUT_FD");
     w->terminal[1] = environment_descriptor("TANDEM_ERR_FD");
     w->log = -1;

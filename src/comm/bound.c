@@ -9,6 +9,7 @@
  *
  * Passes alternate between copies through the cache and past it; the faster one counts.
  */
+#include "base/base.h"
 #include "comm/reduce.h"
 
 #include <tandem/os.h>
@@ -196,8 +197,7 @@ tdm_status tdm_comm_memory_bound(size_t bytes, int thread_count, double seconds,
     b.workers = calloc((size_t)thread_count, sizeof(*b.workers));
     tdm_status status = b.workers
                             ? tdm_pages_map(bytes * (size_t)thread_count + 1, false, &pages, err)
-                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %d threads",
-                                       thread_count);
+                            : tdm_fail_oom(err, "for %d threads", thread_count);
     if (status == TDM_OK) {
         memset(pages.data, 0, pages.bytes); /* touches every page */
         b.memory = pages.data;

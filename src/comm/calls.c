@@ -6,6 +6,7 @@
  * chosen and the header is built. Small synchronous calls within a host run directly through the
  * window, all others as a request.
  */
+#include "base/base.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
 
@@ -252,11 +253,6 @@ static const tdm__algorithm_ops algorithm_pair = {.id = TDM_ALGORITHM_AUTO,
                                                   .cut = pair_cut,
                                                   .build = pair_build};
 
-static tdm_status call_no_memory(tdm_error *err)
-{
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a call");
-}
-
 /* The leaves of a reduction and the order in which they are added: the group's, created once, for
  * one lane per rank; else the call's. */
 static tdm_status plan_reduction(tdm_request *request, tdm_error *err)
@@ -323,7 +319,7 @@ static tdm_status request_begin(tdm_request *request, tdm_error *err)
     if (is_pair(call->kind)) {
         if (!tdm__group_pair_next(group, call->root, call->tag, call->kind == TDM_CALL_RECV,
                                   &sequence))
-            return call_no_memory(err);
+            return tdm_fail_oom(err, "for a call");
     } else {
         sequence = group->next_sequence++;
     }
@@ -345,7 +341,7 @@ static tdm_status start_locked(tdm_group *group, const tdm_call *call, tdm_reque
                                tdm_error *err)
 {
     tdm_request *request = tdm__request_create(group);
-    if (!request) return call_no_memory(err);
+    if (!request) return tdm_fail_oom(err, "for a call");
     request->call = *call;
     tdm_status status = request_prepare(request, err);
     if (status == TDM_OK) status = request_begin(request, err);

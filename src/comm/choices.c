@@ -7,8 +7,8 @@
  * algorithm.
  */
 #include <tandem/os.h>
-#include <tandem/text.h>
 
+#include "base/base.h"
 #include "comm/engine.h"
 
 #include <stdlib.h>
@@ -50,8 +50,7 @@ void tdm__choices_release(tdm__choices *choices)
 static tdm_status choices_allocate(tdm__choices *out, int count, tdm_error *err)
 {
     tdm__choice *rows = calloc((size_t)count + 1, sizeof(*rows));
-    if (!rows)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a table of %d choices", count);
+    if (!rows) return tdm_fail_oom(err, "for a table of %d choices", count);
     *out = (tdm__choices){.rows = rows};
     return TDM_OK;
 }
@@ -145,9 +144,8 @@ tdm_status tdm__choices_read(const char *path, tdm__choices *out, tdm_error *err
     tdm_file_bytes bytes;
     TDM_TRY(tdm_file_read(path, MAX_FILE_BYTES, &bytes, err));
     tdm_arena *arena = tdm_arena_create("table of choices");
-    tdm_status status = arena
-                            ? parse_file(&bytes, arena, &choices, err)
-                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a table of choices");
+    tdm_status status = arena ? parse_file(&bytes, arena, &choices, err)
+                              : tdm_fail_oom(err, "for a table of choices");
     tdm_arena_destroy(arena);
     tdm_file_bytes_release(&bytes);
     if (status != TDM_OK) return tdm_error_context(err, status, "measured choices in %s", path);

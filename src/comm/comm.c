@@ -5,6 +5,7 @@
  * shared memory of a host. open.c creates the real ones, the simulator its own. The comm owns them.
  */
 #include "comm/comm.h"
+#include "base/base.h"
 #include "comm/engine.h"
 #include "comm/match.h"
 
@@ -13,11 +14,6 @@
 #include <unistd.h>
 
 /* ---- creation --------------------------------------------------------------------------------- */
-
-static tdm_status comm_no_memory(tdm_error *err)
-{
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the world");
-}
 
 static bool init_lock(tdm_comm *comm)
 {
@@ -84,7 +80,7 @@ static tdm_status make_recorder(tdm_comm *comm, tdm_error *err)
 static tdm_status make_world(tdm_comm *comm, tdm_error *err)
 {
     int *ranks = malloc((size_t)comm->size * sizeof(*ranks));
-    if (!ranks) return comm_no_memory(err);
+    if (!ranks) return tdm_fail_oom(err, "for the world");
     for (int i = 0; i < comm->size; i++) ranks[i] = i;
     tdm_status status = tdm__group_make(comm, ranks, comm->size, 0, &comm->groups, err);
     free(ranks);
@@ -95,7 +91,7 @@ static tdm_status make_world(tdm_comm *comm, tdm_error *err)
 /* Allocates the comm's internal structures; control and transport exist. */
 static tdm_status comm_init_fields(tdm_comm *comm, const tdm__comm_parts *parts, tdm_error *err)
 {
-    if (!comm_allocate(comm)) return comm_no_memory(err);
+    if (!comm_allocate(comm)) return tdm_fail_oom(err, "for the world");
     if (!comm->choices.rows) TDM_TRY(tdm__choices_load(NULL, &comm->choices, err));
     tdm__transport_events events = tdm__transfer_events(comm);
     TDM_TRY(parts->make(parts->context, &events, &comm->transport, err));
@@ -116,7 +112,7 @@ tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_p
         free(parts->host_of);
         tdm__choices choices = parts->choices;
         tdm__choices_release(&choices);
-        return comm_no_memory(err);
+        return tdm_fail_oom(err, "for the world");
     }
 
     comm->options = *options;

@@ -6,6 +6,7 @@
  * detected here and refused. Members on one host share a window: the lowest of them creates it and
  * sends its offset to the others by messages of the group.
  */
+#include "base/base.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
 
@@ -138,7 +139,7 @@ tdm_status tdm__group_make(tdm_comm *comm, const int *ranks, int count, uint32_t
     return TDM_OK;
 no_memory:
     tdm__group_free(group);
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a group of %d ranks", count);
+    return tdm_fail_oom(err, "for a group of %d ranks", count);
 }
 
 /* ---- window ----------------------------------------------------------------------------------- */
@@ -220,8 +221,7 @@ static tdm_status check_ranks(const tdm_comm *comm, const int *ranks, int count,
                         count, comm->size);
 
     bool *inside = calloc((size_t)comm->size, sizeof(*inside));
-    if (!inside)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a group of %d ranks", count);
+    if (!inside) return tdm_fail_oom(err, "for a group of %d ranks", count);
 
     tdm_status status = TDM_OK;
     for (int i = 0; i < count && status == TDM_OK; i++) {
@@ -273,7 +273,7 @@ tdm_status tdm_group_create(tdm_comm *comm, const int *ranks, int count, tdm_gro
     tdm_group *group = NULL;
     tdm_status status = TDM_OK;
     if (id == 0)
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a group of %d ranks", count);
+        status = tdm_fail_oom(err, "for a group of %d ranks", count);
     else if (tdm__comm_group(comm, id))
         status = tdm_fail(err, TDM_ERR_EXISTS,
                           "two groups of this rank have the same ID %08x by coincidence; create "

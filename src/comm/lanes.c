@@ -7,6 +7,7 @@
  * is therefore sufficient for any range. Everything here is a pure function of lanes and size, so
  * all ranks compute the same leaves without communication.
  */
+#include "base/base.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
 
@@ -167,8 +168,7 @@ tdm_status tdm__leaves_init(tdm__leaves *leaves, const tdm_lanes *lanes, int siz
     if (!nodes || !first) {
         free(nodes);
         free(first);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the %d leaves of a reduction",
-                        count);
+        return tdm_fail_oom(err, "for the %d leaves of a reduction", count);
     }
     if (lanes) {
         list_leaves(lanes, size, nodes, first);

@@ -9,6 +9,7 @@
  *   every rank on a host alone     tcp
  *   otherwise                      shm within hosts, tcp between them
  */
+#include "base/base.h"
 #include "comm/engine.h"
 #include "transport/alone.h"
 #include "transport/registry.h"
@@ -141,8 +142,7 @@ static tdm_status opening_connect_host(opening *o, const greetings *g, const int
     const uint8_t **addresses = calloc((size_t)o->local_count, sizeof(*addresses));
     size_t *bytes = calloc((size_t)o->local_count, sizeof(*bytes));
     tdm_status status = TDM_OK;
-    if (!addresses || !bytes)
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory while opening a world");
+    if (!addresses || !bytes) status = tdm_fail_oom(err, "while opening a world");
     for (int i = 0; i < o->local_count && status == TDM_OK; i++) {
         const greeting *one = (const greeting *)g->all[ranks[i]];
         addresses[i] = one->address;
@@ -197,8 +197,7 @@ static tdm_status opening_connect_far(opening *o, tdm__transport *far, const gre
     const uint8_t **addresses = calloc(size, sizeof(*addresses));
     size_t *bytes = calloc(size, sizeof(*bytes));
     tdm_status status = TDM_OK;
-    if (!addresses || !bytes)
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory while opening a world");
+    if (!addresses || !bytes) status = tdm_fail_oom(err, "while opening a world");
     for (size_t i = 0; i < size && status == TDM_OK; i++) {
         const greeting *one = (const greeting *)g->all[i];
         bool near = o->host && o->host_of[i] == o->host_of[o->control->rank];
@@ -308,7 +307,7 @@ static tdm_status opening_share_choices(const opening *o, tdm__choices *out, tdm
         bytes = malloc(count ? count : 1);
         if (bytes) tdm__choices_pack(&own, bytes);
         tdm__choices_release(&own);
-        if (!bytes) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for a table of choices");
+        if (!bytes) return tdm_fail_oom(err, "for a table of choices");
     }
     uint8_t **all;
     size_t *sizes;
@@ -354,7 +353,7 @@ static tdm_status options_copy_texts(tdm_comm_options *options, tdm_arena **out,
         }
     if (!whole) {
         tdm_arena_destroy(arena);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the options of a comm");
+        return tdm_fail_oom(err, "for the options of a comm");
     }
     *out = arena;
     return TDM_OK;
@@ -368,7 +367,7 @@ static tdm_status opening_prepare(opening *o, tdm__choices *choices, tdm_error *
     int *ranks = malloc(bytes);
     tdm_status status = TDM_OK;
     if (!o->host_of || !ranks) {
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the ranks of a world");
+        status = tdm_fail_oom(err, "for the ranks of a world");
     } else {
         memcpy(o->host_of, o->control->host_of, bytes);
         status = opening_choose_transport(o, err);

@@ -11,6 +11,7 @@
  * each evaluation and restored afterwards, so the result does not depend on the thread.
  */
 #include "comm/reduce.h"
+#include "base/base.h"
 
 #include "comm/reduce_loops.h"
 #include "tensor/kernel.h"
@@ -315,8 +316,7 @@ tdm_status tdm__tree_plan_init(tdm__tree_plan *plan, const int64_t *nodes, int c
     tdm__tree_plan made = {.leaf_count = count};
     if (count > 1) {
         made.pairs = calloc((size_t)count - 1, sizeof(*made.pairs));
-        if (!made.pairs)
-            return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a reduction of %d parts", count);
+        if (!made.pairs) return tdm_fail_oom(err, "for a reduction of %d parts", count);
     }
     plan_stack stack = {.count = 0};
     for (int i = 0; i < count; i++) {

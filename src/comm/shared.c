@@ -6,6 +6,7 @@
  * The portable name of an address is its offset in the segment; for a rank that is alone it is the
  * address itself.
  */
+#include "base/base.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
 
@@ -24,7 +25,7 @@ tdm_status tdm_comm_shared(tdm_comm *comm, size_t bytes, void **out, tdm_error *
 {
     if (bytes == 0) return tdm_fail(err, TDM_ERR_RANGE, "cannot allocate 0 bytes of shared memory");
     tdm__shared *shared = calloc(1, sizeof(*shared));
-    if (!shared) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for shared memory");
+    if (!shared) return tdm_fail_oom(err, "for shared memory");
     shared->offset = UINT64_MAX;
     tdm_status status = comm->host ? tdm__host_alloc(comm->host, bytes, &shared->offset, err)
                                    : tdm_pages_map(bytes, false, &shared->pages, err);

@@ -6,8 +6,8 @@
  * groups are kept. A file that cannot be read is replaced, with a warning in the log: it could not
  * be used either.
  */
-#include <tandem/text.h>
 
+#include "base/base.h"
 #include "comm/engine.h"
 #include "os/os.h"
 
@@ -93,12 +93,10 @@ static void tune_read_existing(const char *path, tdm__choices *out)
 
 static tdm_status tune_replace(const char *path, const tdm_str *text, tdm_error *err)
 {
-    if (!tdm_str_ok(text))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the file of measured choices");
+    if (!tdm_str_ok(text)) return tdm_fail_oom(err, "for the file of measured choices");
     tdm_arena *arena = tdm_arena_create("path");
     char *folder = arena ? tdm_path_dirname(arena, path) : NULL;
-    tdm_status status = folder ? tdm_dir_make(folder, err)
-                               : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a path");
+    tdm_status status = folder ? tdm_dir_make(folder, err) : tdm_fail_oom(err, "for a path");
     if (status == TDM_OK) status = tdm_file_replace(path, tdm_str_text(text), text->length, err);
     tdm_arena_destroy(arena);
     return status;

@@ -16,6 +16,7 @@
  * A member whose slot is still in use increments `waiting`, and is notified when a member ends a
  * call.
  */
+#include "base/base.h"
 #include "comm/window_inner.h"
 
 #include <stdlib.h>
@@ -113,8 +114,7 @@ tdm_status tdm__window_enter(tdm_group *group, uint64_t offset, tdm_error *err)
         free(members);
         free(places);
         free(ended);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the window of a group of %d ranks",
-                        group->size);
+        return tdm_fail_oom(err, "for the window of a group of %d ranks", group->size);
     }
 
     for (int i = 0; i < group->size; i++)

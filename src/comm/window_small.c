@@ -15,6 +15,7 @@
  * soon. If they do not arrive while it spins, it continues as a request whose description is
  * already written.
  */
+#include "base/base.h"
 #include "comm/comm.h"
 #include "comm/window_inner.h"
 
@@ -290,7 +291,7 @@ static tdm_status wait_for_rest(tdm_group *group, const tdm__head *head, const t
         if (request) tdm__request_release(request);
         tdm__group_break(group, true, TDM_ERR_PEER_FAILED, "rank %d has no memory for a call",
                          group->comm->rank);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a call");
+        return tdm_fail_oom(err, "for a call");
     }
     *state = (small_state){.posted = true};
     request->call = *call;

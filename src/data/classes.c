@@ -7,6 +7,7 @@
  * text: "1" and "1.0" are two classes, next to each other. With given classes (those of a training
  * set) nothing is added and the given order stays.
  */
+#include "base/base.h"
 #include "data/data.h"
 #include "data/internal.h"
 
@@ -76,8 +77,7 @@ tdm_status tdm__classes_init(tdm__classes *classes, tdm_arena *arena,
                              const tdm_data_options *options, tdm_error *err)
 {
     *classes = (tdm__classes){.arena = arena};
-    if (!make_room(classes, FIRST_CAPACITY))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the classes");
+    if (!make_room(classes, FIRST_CAPACITY)) return tdm_fail_oom(err, "for the classes");
     if (!options->class_names) return TDM_OK;
     if (options->class_count <= 0 || options->class_count > TDM__MAX_CLASSES)
         return tdm_fail(err, TDM_ERR_INVALID, "class_count is %lld; it must be 1 to %d",
@@ -144,7 +144,7 @@ tdm_status tdm__classes_sort(tdm__classes *classes, int32_t *numbers, tdm_error 
         return TDM_OK;
     }
     entry *entries = malloc((count ? count : 1) * sizeof(*entries));
-    if (!entries) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to sort %zu classes", count);
+    if (!entries) return tdm_fail_oom(err, "to sort %zu classes", count);
     bool all_numbers = true;
     for (size_t i = 0; i < count; i++) {
         const char *name = classes->names[i];

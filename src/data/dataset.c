@@ -5,6 +5,7 @@
  * format opens files or knows about gzip. A failure anywhere leaves nothing behind, and its message
  * begins with the name of the file it is about.
  */
+#include "base/base.h"
 #include "data/data.h"
 #include "data/internal.h"
 
@@ -57,7 +58,7 @@ static tdm_status read_source(const tdm__data_source *source, const tdm_data_opt
         dataset->info.path = tdm_arena_strdup(dataset->arena, source->name);
     if (!dataset || !dataset->info.path) {
         tdm_dataset_destroy(dataset);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for the data set", source->name);
+        return tdm_fail_oom(err, "for the data set (%s)", source->name);
     }
     dataset->info.kind = format->kind;
     tdm_status status = format->read(source, options, dataset, err);

@@ -6,6 +6,7 @@
  * error. The output grows as it is made and never past the limit, whatever the file claims about
  * its size, so a small file cannot ask for a large block of memory without the bytes to fill it.
  */
+#include "base/base.h"
 #include "data/internal.h"
 
 #include <stdio.h>
@@ -91,8 +92,7 @@ static tdm_status inflate_some(unpacker *u, int *out_code, tdm_error *err)
     if (full && made > 0) return grow(u, err); /* says that the limit is passed */
     u->output_count += made;
 
-    if (code == Z_MEM_ERROR)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory to unpack", u->name);
+    if (code == Z_MEM_ERROR) return tdm_fail_oom(err, "to unpack (%s)", u->name);
     if (code == Z_BUF_ERROR || (code == Z_OK && taken == 0 && made == 0))
         return truncated(u, err); /* no progress, and there was room: the input has ended */
     if (code != Z_OK && code != Z_STREAM_END)
@@ -141,8 +141,7 @@ tdm_status tdm__gzip_unpack(const char *name, const uint8_t *bytes, size_t count
                             tdm_error *err)
 {
     unpacker u = {.name = name, .input = bytes, .input_count = count, .limit_bytes = limit_bytes};
-    if (inflateInit2(&u.stream, 15 + 16) != Z_OK)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory to unpack", name);
+    if (inflateInit2(&u.stream, 15 + 16) != Z_OK) return tdm_fail_oom(err, "to unpack (%s)", name);
     tdm_status status = grow(&u, err);
     if (status == TDM_OK) status = unpack_members(&u, err);
     inflateEnd(&u.stream);

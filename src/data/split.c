@@ -9,6 +9,7 @@
  * Windows of a text overlap, so drawing them by lot would put most of the test's tokens into
  * training as well: a text is cut at one place instead, and the test part is what comes after.
  */
+#include "base/base.h"
 #include "data/internal.h"
 
 #include <math.h>
@@ -90,7 +91,7 @@ static tdm_status split_text(const tdm_dataset *whole, double fraction, tdm_data
     if (!rest || !test) {
         tdm_dataset_destroy(rest);
         tdm_dataset_destroy(test);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory to split it", info->path);
+        return tdm_fail_oom(err, "to split it (%s)", info->path);
     }
     *out_rest = rest;
     *out_test = test;

@@ -109,7 +109,7 @@ static tdm_status name_all(const tdm__data_source *source, const census *c, tdm_
         names[used] = tdm_arena_strndup(arena, text, encode(code, text));
         if (!names[used++]) names = NULL;
     }
-    if (!names) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory", source->name);
+    if (!names) return tdm_fail_oom(err, "for %s", source->name);
     *out_names = names;
     *out_count = count;
     return TDM_OK;
@@ -120,7 +120,7 @@ tdm_status tdm__characters_find(const tdm__data_source *source, tdm_arena *arena
                                 int64_t *out_count, tdm_error *err)
 {
     census c = {.seen = calloc(TDM__MAX_CODES, 1)};
-    if (!c.seen) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory", source->name);
+    if (!c.seen) return tdm_fail_oom(err, "for %s", source->name);
     tdm_status status = take_census(source, &c, err);
     if (status == TDM_OK) status = name_all(source, &c, arena, out_names, out_name_count, err);
     if (status == TDM_OK) *out_count = c.count;
@@ -150,7 +150,7 @@ static tdm_status fill(tdm_vocabulary *v, const char *const *characters, tdm_err
         if (code >= v->code_count) v->code_count = code + 1;
     }
     v->token_of = malloc(v->code_count * sizeof(*v->token_of));
-    if (!v->token_of) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the vocabulary");
+    if (!v->token_of) return tdm_fail_oom(err, "for the vocabulary");
     for (uint32_t c = 0; c < v->code_count; c++) v->token_of[c] = -1;
     for (int64_t i = 0; i < v->count; i++) {
         TDM_TRY(code_of(characters[i], i, &code, err));
@@ -171,7 +171,7 @@ tdm_status tdm_vocabulary_create(const char *const *characters, int64_t count, t
         return tdm_fail(err, TDM_ERR_INVALID, "a vocabulary has 1 to %d characters, not %lld",
                         TDM__MAX_CLASSES, (long long)count);
     tdm_vocabulary *v = calloc(1, sizeof(*v));
-    if (!v) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the vocabulary");
+    if (!v) return tdm_fail_oom(err, "for the vocabulary");
     v->count = count;
     tdm_status status = fill(v, characters, err);
     if (status != TDM_OK) {

@@ -83,7 +83,7 @@ static tdm_status prepare(tdm_predictor *p, const tdm_model_options *model, floa
     p->probabilities = tdm_plan_output(p->plan, TDM_MODEL_PROBABILITIES).data;
     p->indices = calloc((size_t)p->batch, sizeof(*p->indices));
     p->classes = calloc((size_t)(p->batch * p->target_count), sizeof(*p->classes));
-    if (!p->indices || !p->classes) return tdm_fail(err, TDM_ERR_NO_MEMORY, "eval: no memory");
+    if (!p->indices || !p->classes) return tdm_fail_oom(err, "to evaluate");
     return TDM_OK;
 }
 
@@ -93,7 +93,7 @@ tdm_status tdm_predictor_create(const tdm_model_options *model, float *params, t
     if (model->batch < 1)
         return tdm_fail(err, TDM_ERR_INVALID, "eval: the batch must be at least 1");
     tdm_predictor *p = calloc(1, sizeof(*p));
-    if (!p) return tdm_fail(err, TDM_ERR_NO_MEMORY, "eval: no memory");
+    if (!p) return tdm_fail_oom(err, "to evaluate");
     tdm_status status = prepare(p, model, params, err);
     if (status != TDM_OK) {
         tdm_predictor_destroy(p);
@@ -273,7 +273,7 @@ tdm_status tdm_evaluate_together(tdm_predictor *predictor, const tdm_dataset *da
     size_t count = (size_t)size;
     record *records = calloc(count, sizeof(*records)), sum = {0};
     /* A rank without memory leaves, and the others learn of it: by its end, or by their deadline. */
-    if (!records) return tdm_fail(err, TDM_ERR_NO_MEMORY, "eval: no memory for %zu records", count);
+    if (!records) return tdm_fail_oom(err, "for %zu records", count);
     tdm_status status = run_rounds(predictor, dataset, rank, size, rounds, &records[rank], err);
     if (status == TDM_OK && size > 1)
         status = tdm_group_all_gather(tdm_comm_world(comm), NULL, records, count * RECORD_NUMBERS,

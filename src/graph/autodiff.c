@@ -7,6 +7,7 @@
  * gradients. If that value cannot be placed there (it is a view, or the gradient of two
  * parameters), a copy is added.
  */
+#include "base/base.h"
 #include "graph/internal.h"
 
 #include <assert.h>
@@ -98,7 +99,7 @@ tdm_status tdm_graph_backward(tdm_graph *graph, tdm_value loss, tdm_error *err)
         return tdm_fail(err, TDM_ERR_INVALID, "graph: the loss must be a scalar f32 value");
     size_t forward_nodes = graph->node_count, forward_values = graph->value_count;
     tdm_value *grads = calloc(forward_values, sizeof(*grads));
-    if (!grads) return tdm_fail(err, TDM_ERR_NO_MEMORY, "graph: no memory for the gradients");
+    if (!grads) return tdm_fail_oom(err, "for the gradients");
 
     const char *scope = graph->scope;
     graph->in_backward = true;

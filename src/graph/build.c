@@ -51,7 +51,7 @@ tdm_status tdm_graph_keep(tdm_graph *graph, void (*release)(void *what), void *w
     tdm__kept *kept = tdm_arena_alloc(graph->arena, sizeof(*kept), 0);
     if (!kept) {
         release(what);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "graph: no memory");
+        return tdm_fail_oom(err, "for the graph");
     }
     *kept = (tdm__kept){.release = release, .what = what, .before = graph->kept};
     graph->kept = kept;

@@ -13,6 +13,7 @@
  *     for such graphs.
  */
 #include "graph/memory.h"
+#include "base/base.h"
 
 #include <stdlib.h>
 
@@ -190,7 +191,7 @@ static size_t lowest_fit(const tdm__storage *all, const int32_t *placed, size_t 
 static tdm_status storage_place(tdm__memory *m, tdm_error *err)
 {
     int32_t *order = calloc(2 * m->storage_count + 1, sizeof(*order));
-    if (!order) return tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
+    if (!order) return tdm_fail_oom(err, "for the plan");
     int32_t *placed = order + m->storage_count;
     size_t count = 0;
     for (size_t i = 0; i < m->storage_count; i++)
@@ -221,7 +222,7 @@ tdm_status tdm__memory_plan(const tdm_graph *graph, const bool *live, const size
     m.in_place = calloc(graph->node_count + 1, sizeof(*m.in_place));
     if (!m.storages || !m.of_value || !m.of_scratch || !m.in_place) {
         tdm__memory_release(&m);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
+        return tdm_fail_oom(err, "for the plan");
     }
     for (size_t i = 0; i < graph->value_count; i++) m.of_value[i] = -1;
     for (size_t i = 0; i < graph->node_count; i++) m.of_scratch[i] = -1;

@@ -10,6 +10,7 @@
  * the last step that accesses the memory of a gradient: that memory may hold intermediate numbers
  * before the gradient is complete, but never afterwards, and no later step reads or writes it.
  */
+#include "base/base.h"
 #include "graph/graph.h"
 #include "graph/internal.h"
 #include "graph/memory.h"
@@ -255,7 +256,7 @@ static void find_grad_steps(tdm_plan *plan)
 static tdm_status plan_memory(tdm_plan *plan, tdm_error *err)
 {
     size_t *scratch = calloc(plan->graph->node_count + 1, sizeof(*scratch));
-    if (!scratch) return tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
+    if (!scratch) return tdm_fail_oom(err, "for the plan");
     for (size_t k = 0; k < plan->step_count; k++)
         scratch[plan->steps[k].node] = plan->steps[k].call.scratch_bytes;
     tdm_status status = tdm__memory_plan(plan->graph, plan->live, scratch, plan->forward_only,
@@ -290,7 +291,7 @@ static tdm_status plan_build(tdm_plan *plan, const char *only, tdm_error *err)
     bool *wanted = calloc(graph->value_count, sizeof(*wanted));
     if (!wanted || !plan_allocate(plan)) {
         free(wanted);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
+        return tdm_fail_oom(err, "for the plan");
     }
     tdm__graph_find_live(graph, plan->forward_only, plan->live, wanted);
     plan_fuse_activations(plan);
@@ -318,7 +319,7 @@ tdm_status tdm_plan_create(const tdm_graph *graph, const tdm_plan_options *optio
                         "compute.numerics: vendor needs oneDNN, and this build has none; install "
                         "it (libdnnl-dev) and build again, or use portable");
     tdm_plan *plan = calloc(1, sizeof(*plan));
-    if (!plan) return tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
+    if (!plan) return tdm_fail_oom(err, "for the plan");
     plan->graph = graph;
     plan->numerics = options ? options->numerics : TDM_NUMERICS_PORTABLE;
     plan->threads = options && options->threads > 0 ? options->threads : 1;

@@ -21,6 +21,7 @@
  * exchanged once. The last segment, whose backward pass follows immediately, is never computed
  * again, nor are the results of the last group that others use.
  */
+#include "base/base.h"
 #include "graph/internal.h"
 
 #include <stdlib.h>
@@ -436,8 +437,7 @@ tdm_status tdm_graph_recompute(tdm_graph *graph, tdm_recompute what, tdm_error *
     pass p = {.graph = graph};
     bool *wanted = calloc(graph->value_count, sizeof(*wanted));
     tdm_status status = TDM_OK;
-    if (!wanted || !pass_allocate(&p))
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "graph: no memory");
+    if (!wanted || !pass_allocate(&p)) status = tdm_fail_oom(err, "for the graph");
     if (status == TDM_OK) {
         pass_analyse(&p, wanted);
         way w = {.by_marks = true, .group_segments = 1};

@@ -7,6 +7,7 @@
  */
 #include <string.h>
 
+#include "base/base.h"
 #include "job/internal.h"
 #include "os/os.h"
 
@@ -190,7 +191,7 @@ tdm_status tdm_job_parse(const char *bytes, size_t count, const char *name, cons
 no_memory:
     tdm_arena_destroy(scratch);
     tdm_arena_destroy(arena);
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory while reading the job", name);
+    return tdm_fail_oom(err, "while reading the job (%s)", name);
 }
 
 tdm_status tdm_job_load(const char *path, const tdm_job_options *options, tdm_job_document **out,
@@ -205,7 +206,7 @@ tdm_status tdm_job_load(const char *path, const tdm_job_options *options, tdm_jo
     if (dir) {
         status = tdm_job_parse((const char *)bytes.data, bytes.count, path, dir, options, out, err);
     } else {
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory while reading the job", path);
+        status = tdm_fail_oom(err, "while reading the job (%s)", path);
     }
     tdm_arena_destroy(arena);
     tdm_file_bytes_release(&bytes);

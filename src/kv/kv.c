@@ -37,7 +37,7 @@ static tdm_status probe(const tdm__kv_ops *ops, const tdm_kv_options *options, c
     tdm_kv *kv = NULL;
     tdm_kv_item item;
     tdm_arena *arena = tdm_arena_create("probe");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
+    if (!arena) return tdm_fail_oom(err, "for a store");
     if (options->probe_s < options->timeout_s) quick.timeout_s = options->probe_s;
     tdm_status status = ops->open(&quick, place, &kv, err);
     if (status == TDM_OK) status = ops->get(kv, "tandem/probe", arena, &item, err);

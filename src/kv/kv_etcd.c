@@ -221,8 +221,7 @@ static tdm_status etcd_request(etcd *e, const char *path, bool repeatable, tdm_e
     search s = {.deadline_s = tdm_clock_s() + e->options.timeout_s, .once = !repeatable};
     tdm_status status = TDM_OK;
     outcome o = NOT_EXECUTED;
-    if (!tdm_str_ok(&e->question))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a request to etcd");
+    if (!tdm_str_ok(&e->question)) return tdm_fail_oom(err, "for a request to etcd");
     do {
         o = etcd_log_in(e, s.deadline_s, &status, error);
         if (o == DONE) {
@@ -405,8 +404,7 @@ static tdm_status etcd_wait(tdm_kv *kv, const char *prefix, uint64_t revision, d
     tdm_status status = TDM_OK;
     outcome o = NOT_EXECUTED;
     tdm__etcd_ask_watch(prefix, revision, etcd_question(e));
-    if (!tdm_str_ok(&e->question))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a request to etcd");
+    if (!tdm_str_ok(&e->question)) return tdm_fail_oom(err, "for a request to etcd");
     do {
         watch w = {.scratch = e->scratch};
         o = etcd_log_in(e, s.deadline_s, &status, error);
@@ -489,7 +487,7 @@ static tdm_status etcd_open(const tdm_kv_options *options, const char *place, td
                             tdm_error *err)
 {
     etcd *e = calloc(1, sizeof(*e));
-    if (!e) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
+    if (!e) return tdm_fail_oom(err, "for a store");
     e->kv.ops = &tdm__kv_etcd;
     e->options = *options;
     e->options.url = NULL;
@@ -502,9 +500,8 @@ static tdm_status etcd_open(const tdm_kv_options *options, const char *place, td
         if (given && !*texts[i]) fine = false;
     }
     e->scratch = tdm_arena_create("response of etcd");
-    tdm_status status = fine && e->scratch
-                            ? etcd_start(e, place, err)
-                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
+    tdm_status status = fine && e->scratch ? etcd_start(e, place, err)
+                                           : tdm_fail_oom(err, "for a store");
     if (status != TDM_OK) {
         etcd_close(&e->kv);
         return status;

@@ -9,6 +9,7 @@
  *
  * Every call has a deadline, and a response has at most MAX_ANSWER bytes.
  */
+#include "base/base.h"
 #include "kv/kv_etcd.h"
 
 #include <stdio.h>
@@ -146,7 +147,7 @@ static void sigpipe_end(const sigpipe_block *q)
 tdm_status tdm__http_create(const tdm_kv_options *options, tdm__http **out, tdm_error *err)
 {
     tdm__http *http = calloc(1, sizeof(*http));
-    if (!http) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
+    if (!http) return tdm_fail_oom(err, "for a store");
     http->options = options;
     tdm_status status = curl_load(&http->curl, err);
     if (status == TDM_OK && http->curl.global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK) {

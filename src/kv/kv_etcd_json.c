@@ -256,7 +256,7 @@ static tdm_status get_text(const tdm_json *object, const char *key, size_t limit
                         "use this prefix?",
                         key, length / 4 * 3);
     unsigned char *text = tdm_arena_alloc(arena, length / 4 * 3 + 1, 1);
-    if (!text) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for etcd's response");
+    if (!text) return tdm_fail_oom(err, "for etcd's response");
     bool fine = get_bytes(coded, length, text, &count) && count < limit;
     for (size_t at = 0; fine && at < count;) {
         size_t one = tdm_text_utf8(text + at, count - at, NULL);
@@ -296,7 +296,7 @@ tdm_status tdm__etcd_read_items(tdm__etcd_bytes in, tdm_arena *arena, tdm_kv_ite
     if (!get_truth(answer, "more", &more) || more) return response_invalid(err, "is incomplete");
     size_t count = kvs ? kvs->count : 0;
     tdm_kv_item *items = tdm_arena_array(arena, count > 0 ? count : 1, sizeof(*items));
-    if (!items) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for etcd's response");
+    if (!items) return tdm_fail_oom(err, "for etcd's response");
     size_t i = 0;
     for (const tdm_json *kv = kvs ? kvs->first : NULL; kv; kv = kv->next, i++) {
         TDM_TRY(get_item(kv, arena, &items[i], err));

@@ -11,6 +11,7 @@
  * the wake-up call.
  */
 #include "kv/kv_local.h"
+#include "base/base.h"
 
 #include <string.h>
 #include <sys/stat.h>
@@ -164,7 +165,7 @@ static bool record_copy(const tdm__local_record *record, tdm_arena *arena, tdm_k
 
 static tdm_status local_no_memory(const tdm__local *local, tdm_error *err)
 {
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for its contents", local->path);
+    return tdm_fail_oom(err, "for its contents (%s)", local->path);
 }
 
 static tdm_status local_get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,

@@ -187,7 +187,7 @@ tdm_status tdm__local_open(const char *path, double timeout_s, bool must_exist, 
     if (!local || !own_path) {
         free(local);
         free(own_path);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory to open it", path);
+        return tdm_fail_oom(err, "to open it (%s)", path);
     }
     local->fd = -1;
     local->path = own_path;

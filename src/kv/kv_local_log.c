@@ -10,6 +10,7 @@
  * meaningless. The file is untrusted: a record is used only after a check that it is within the
  * area.
  */
+#include "base/base.h"
 #include "kv/kv_local.h"
 
 #include <assert.h>
@@ -135,8 +136,7 @@ tdm_status tdm__local_read(tdm__local *local, tdm_error *err)
                         "use it and remove the file",
                         local->path);
     while (local->seen.used < now.used) {
-        if (!index_reserve(local))
-            return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for its index", local->path);
+        if (!index_reserve(local)) return tdm_fail_oom(err, "for its index (%s)", local->path);
         if (!record_is_complete(local, local->seen.used, now.used))
             return tdm_fail(err, TDM_ERR_FORMAT,
                             "%s is damaged at byte %u of its log; stop the processes that use it "
@@ -249,8 +249,7 @@ tdm_status tdm__local_write(tdm__local *local, const char *key, const char *valu
     change c = {.key = key, .value = value, .lease = lease, .revision = local->seen.revision + 1};
     tdm__local_point point = local->seen;
     /* Nothing may fail after the commit. */
-    if (!index_reserve(local))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for its index", local->path);
+    if (!index_reserve(local)) return tdm_fail_oom(err, "for its index (%s)", local->path);
     if (change_bytes(&c) > TDM__LOCAL_AREA_BYTES - point.used) {
         TDM_TRY(area_rewrite(local, &(filter){.key = key}, &c, c.revision, err));
     } else {

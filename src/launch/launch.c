@@ -385,8 +385,7 @@ static tdm_status launcher_allocate(launcher *l, tdm_error *err)
     size_t count = (size_t)l->plan.count;
     l->ranks = calloc(count, sizeof(*l->ranks));
     l->polls = calloc(count * 2 + 3, sizeof(*l->polls));
-    if (!l->ranks || !l->polls)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %d ranks", l->plan.count);
+    if (!l->ranks || !l->polls) return tdm_fail_oom(err, "for %d ranks", l->plan.count);
     for (int i = 0; i < l->plan.count; i++) {
         l->ranks[i].rank = l->plan.first_rank + i;
         for (int q = 0; q < 2; q++)

@@ -5,6 +5,7 @@
  * launcher (see spawn.c). The first rank inherits the launcher's standard input, unless that is a
  * terminal.
  */
+#include "base/base.h"
 #include "launch/launch.h"
 #include "launch/spawn.h"
 
@@ -100,8 +101,7 @@ tdm_status tdm__launch_plan_init(tdm__launch_plan *plan, const char *rendezvous,
            (!options->pin || plan_choose_cpus(plan));
     if (good) return TDM_OK;
     tdm__launch_plan_release(plan);
-    return tdm_fail(err, TDM_ERR_NO_MEMORY,
-                    "no memory for the environment and CPU sets of the ranks");
+    return tdm_fail_oom(err, "for the environment and CPU sets of the ranks");
 }
 
 void tdm__launch_plan_release(tdm__launch_plan *plan)

@@ -11,6 +11,7 @@
  * Invariant: a leader never waits for the others beyond `meet_s`; tasks that connect later get the
  * exit code as well.
  */
+#include "base/base.h"
 #include "os/os.h"
 
 #include <tandem/cluster.h>
@@ -147,7 +148,7 @@ tdm_status tdm_tasks_lead(const tdm_tasks_options *options, tdm_tasks **out, tdm
     if (tasks) tasks->others = calloc((size_t)options->count, sizeof(*tasks->others));
     if (!tasks || !tasks->others) {
         free(tasks);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to wait for the tasks of this host");
+        return tdm_fail_oom(err, "to wait for the tasks of this host");
     }
     tasks->listener = -1;
     tasks->room = options->count - 1;

@@ -25,6 +25,7 @@
  * Invariants: `enter` is called only for the epoch that was current in the last view and contains this
  * member; a report is written only after `leave`; no epoch is entered twice.
  */
+#include "base/base.h"
 #include "membership/member.h"
 #include "os/os.h"
 
@@ -182,7 +183,7 @@ static next_action epoch_report(run *r, const char *why, bool is_regroup, const 
     if (tdm_str_ok(&text))
         out = store_put(r, key, tdm_str_text(&text));
     else
-        run_end(r, tdm_fail(r->err, TDM_ERR_NO_MEMORY, "no memory for a report"));
+        run_end(r, tdm_fail_oom(r->err, "for a report"));
     tdm_str_release(&text);
     return out;
 }
@@ -327,8 +328,7 @@ static tdm_status record_holders(run *r, tdm_error *why)
     tdm__member_key(r->m, key, "state");
     tdm_status status = TDM_OK;
     bool tries = tdm_str_ok(&text);
-    if (!tries)
-        status = tdm_fail(why, TDM_ERR_NO_MEMORY, "no memory for the list of hosts with the state");
+    if (!tries) status = tdm_fail_oom(why, "for the list of hosts with the state");
     while (tries) {
         status = swap_state(r, key, tdm_str_text(&text), why);
         pthread_mutex_lock(&r->m->lock);
@@ -569,7 +569,7 @@ tdm_status tdm_elastic_run(tdm_member *member, const tdm_elastic_ops *ops, void 
         tdm_arena_destroy(r.arena);
         free(r.members);
         free(r.watches);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to take part in a run");
+        return tdm_fail_oom(err, "to take part in a run");
     }
     tdm__epoch_history_init(&r.memo);
     r.rules = (tdm__epoch_rules){.id = member->id,

@@ -6,6 +6,7 @@
  * members of the epoch first, by rank, and then all other members with a record, in order of id. The only
  * call that may block is the one that lists the keys.
  */
+#include "base/base.h"
 #include "membership/member.h"
 
 #include <stdlib.h>
@@ -86,7 +87,7 @@ static tdm_status view_allocate(tdm__view *view, size_t epoch_size, tdm_arena *a
                                     sizeof(*view->members));
     view->hosts = tdm_arena_array(arena, view->item_count + 1, sizeof(*view->hosts));
     if (view->members && view->hosts) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the members of a session");
+    return tdm_fail_oom(err, "for the members of a session");
 }
 
 static int64_t pid_of(const tdm_json *object)
@@ -173,7 +174,7 @@ static tdm_status read_names(const tdm_json *list, const tdm_kv_item *item, tdm_
 {
     if (!list || list->type != TDM_JSON_ARRAY || list->count == 0) return TDM_OK;
     *out = tdm_arena_array(arena, list->count, sizeof(**out));
-    if (!*out) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %s", item->key);
+    if (!*out) return tdm_fail_oom(err, "for %s", item->key);
     for (const tdm_json *one = list->first; one; one = one->next) {
         const char *id = tdm_json_as_string(one);
         if (id) (*out)[(*count)++] = id;
@@ -232,7 +233,7 @@ static tdm_status read_state(tdm__view *view, const tdm_kv_item *item, tdm_arena
     if (epoch > UINT32_MAX || !holders || holders->type != TDM_JSON_ARRAY) return TDM_OK;
     view->state_epoch = (uint32_t)epoch;
     view->holders = tdm_arena_array(arena, holders->count + 1, sizeof(*view->holders));
-    if (!view->holders) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %s", item->key);
+    if (!view->holders) return tdm_fail_oom(err, "for %s", item->key);
     for (const tdm_json *one = holders->first; one; one = one->next)
         view->holders[view->holder_count++] = (tdm__view_member){.host = text_of(one, "host", ""),
                                                                  .shm_id = shm_id_of(one)};

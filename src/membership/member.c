@@ -100,9 +100,8 @@ tdm_status tdm__member_put_record(tdm_member *member, tdm_kv *kv, uint64_t lease
     tdm_str text = TDM_STR_INIT;
     record_write(member, &text);
     tdm__member_key(member, key, "members/%s", member->id);
-    tdm_status status = tdm_str_ok(&text)
-                            ? tdm_kv_put(kv, key, tdm_str_text(&text), lease, err)
-                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a member's record");
+    tdm_status status = tdm_str_ok(&text) ? tdm_kv_put(kv, key, tdm_str_text(&text), lease, err)
+                                          : tdm_fail_oom(err, "for a member's record");
     tdm_str_release(&text);
     if (status != TDM_OK) {
         pthread_mutex_lock(&member->lock);
@@ -118,7 +117,7 @@ static tdm_status record_take_over(tdm_member *m, const char *key, const char *t
                                    uint64_t *born, tdm_error *err)
 {
     tdm_arena *arena = tdm_arena_create("record");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a member's record");
+    if (!arena) return tdm_fail_oom(err, "for a member's record");
     tdm_kv_item item = {0};
     const tdm_json *record = NULL;
     int64_t pid = 0;
@@ -151,10 +150,9 @@ static tdm_status register_member(tdm_member *m, tdm_error *err)
     tdm_str text = TDM_STR_INIT;
     record_write(m, &text);
     tdm__member_key(m, key, "members/%s", m->id);
-    tdm_status status = tdm_str_ok(&text)
-                            ? tdm_kv_swap(m->watch_kv, key, 0, tdm_str_text(&text), lease, &born,
-                                          err)
-                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a member's record");
+    tdm_status status = tdm_str_ok(&text) ? tdm_kv_swap(m->watch_kv, key, 0, tdm_str_text(&text),
+                                                        lease, &born, err)
+                                          : tdm_fail_oom(err, "for a member's record");
     if (status == TDM_ERR_EXISTS)
         status = record_take_over(m, key, tdm_str_text(&text), lease, &born, err);
     tdm_str_release(&text);
@@ -431,7 +429,7 @@ tdm_status tdm_member_lookup_endpoint(tdm_member *member, uint32_t epoch, double
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_arena *arena = tdm_arena_create("door");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to look up rank 0");
+    if (!arena) return tdm_fail_oom(err, "to look up rank 0");
     tdm__member_key(member, key, "door/%010" PRIu32, epoch);
     double until_s = tdm_kv_now(member->kv) + seconds;
     tdm_status status = TDM_OK;
@@ -470,7 +468,7 @@ tdm_status tdm_member_lookup_endpoint(tdm_member *member, uint32_t epoch, double
 tdm_status tdm_member_confirm(tdm_member *member, uint32_t epoch, tdm_error *err)
 {
     tdm_arena *arena = tdm_arena_create("confirm");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to ask the store");
+    if (!arena) return tdm_fail_oom(err, "to ask the store");
     tdm__view view;
     pthread_mutex_lock(&member->confirm_lock);
     tdm_status status = tdm__view_read(member->confirm_kv, member->prefix, arena, &view, err);

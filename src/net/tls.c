@@ -8,6 +8,7 @@
  * off: both record counters start at 0.
  */
 #include "net/tls.h"
+#include "base/base.h"
 #include "net/tls_record.h"
 
 #include <errno.h>
@@ -285,7 +286,7 @@ tdm_status tdm__tls_context_create(const tdm_comm_security *security, tdm__tls_c
                                    tdm_error *err)
 {
     tdm__tls_context *c = calloc(1, sizeof(*c));
-    if (!c) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for TLS");
+    if (!c) return tdm_fail_oom(err, "for TLS");
     ERR_clear_error();
     tdm_status status = context_init(c, security, err);
     if (status != TDM_OK) {
@@ -348,7 +349,7 @@ tdm_status tdm__tls_create(const tdm__tls_options *options, tdm__tls **out, tdm_
     }
     if (!tls || !tls_init(tls, options)) {
         tdm__tls_destroy(tls);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for a TLS connection");
+        return tdm_fail_oom(err, "for a TLS connection");
     }
     *out = tls;
     return TDM_OK;

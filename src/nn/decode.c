@@ -13,6 +13,7 @@
  * used). Nothing is allocated after creation.
  */
 #include "nn/decode.h"
+#include "base/base.h"
 #include "nn/nn.h"
 
 #include "nn/internal.h"
@@ -149,7 +150,7 @@ static tdm_status decoder_prepare(tdm_decoder *d, const tdm_model_options *model
     d->wpe = param_find(graph, params, "wpe.weight");
     d->ln_f = find_pair(graph, params, "ln_f");
     tdm_graph_destroy(graph);
-    return has_memory ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the decoder");
+    return has_memory ? TDM_OK : tdm_fail_oom(err, "for the decoder");
 }
 
 tdm_status tdm_decoder_create(const tdm_model_options *model, const float *params,
@@ -159,7 +160,7 @@ tdm_status tdm_decoder_create(const tdm_model_options *model, const float *param
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
                         "this model cannot generate text; train one with model.kind: gpt");
     tdm_decoder *d = calloc(1, sizeof(*d));
-    if (!d) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the decoder");
+    if (!d) return tdm_fail_oom(err, "for the decoder");
     tdm_status status = decoder_prepare(d, model, params, err);
     if (status != TDM_OK) {
         tdm_decoder_destroy(d);

@@ -3,6 +3,7 @@
  * used as they are), loss or probabilities last, and initial values. The code of a library stays
  * loaded as long as a graph that it built: the graph keeps it.
  */
+#include "base/base.h"
 #include "graph/graph.h"
 #include "job/job.h"
 #include "nn/internal.h"
@@ -121,7 +122,7 @@ static tdm_status build_with(const tdm_model_options *options, const tdm_model_o
                              tdm_graph **out, tdm_error *err)
 {
     tdm_graph *graph = tdm_graph_create();
-    if (!graph) return tdm_fail(err, TDM_ERR_NO_MEMORY, "model: no memory for the graph");
+    if (!graph) return tdm_fail_oom(err, "for the graph");
     tdm_status status = build_into(graph, options, model, err);
     if (status != TDM_OK) {
         tdm_graph_destroy(graph);
@@ -163,7 +164,7 @@ static tdm_status build_from_library(const tdm_model_options *options, tdm_graph
     tdm_graph *graph = tdm_graph_create();
     if (!graph) {
         tdm_shared_object_close(&library.object);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "model: no memory for the graph");
+        return tdm_fail_oom(err, "for the graph");
     }
     tdm_status status = tdm_graph_keep(graph, close_library, library.object.handle, err);
     if (status != TDM_OK) {

@@ -7,6 +7,7 @@
  * only data of its piece, including the fields for its sums, so threads need no lock; sums over
  * pieces are always computed in the order of the pieces.
  */
+#include "base/base.h"
 #include "optim/internal.h"
 
 #include <math.h>
@@ -61,7 +62,7 @@ static tdm_status apply_groups(tdm_optimiser *o, const tdm_job *job, const tdm_o
                                tdm_error *err)
 {
     size_t *entries = tdm_arena_array(o->arena, o->param_count + 1, sizeof(*entries));
-    if (!entries) return tdm_fail(err, TDM_ERR_NO_MEMORY, "optim: no memory");
+    if (!entries) return tdm_fail_oom(err, "for the optimiser");
     TDM_TRY(tdm__groups_match(job, params, o->param_count, entries, err));
     for (size_t i = 0; i < o->param_count; i++) {
         o->params[i].lr_scale = 1;
@@ -87,7 +88,7 @@ static tdm_status optimiser_build(tdm_optimiser *o, const tdm_job *job,
         o->sums = tdm_arena_array(o->arena, pieces, sizeof(*o->sums));
     }
     if (!o->arena || !o->params || !o->pieces || !o->squares || !o->sums)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "optim: no memory");
+        return tdm_fail_oom(err, "for the optimiser");
     optimiser_cut_pieces(o, params);
     return apply_groups(o, job, params, err);
 }
@@ -98,7 +99,7 @@ tdm_status tdm_optimiser_create(const tdm_job *job, const tdm_optim_param *param
     const tdm_optim_ops *ops = tdm_optim_find(job->optim.kind);
     if (!ops) return tdm_fail(err, TDM_ERR_INVALID, "optim: invalid method %d", job->optim.kind);
     tdm_optimiser *o = calloc(1, sizeof(*o));
-    if (!o) return tdm_fail(err, TDM_ERR_NO_MEMORY, "optim: no memory");
+    if (!o) return tdm_fail_oom(err, "for the optimiser");
     o->ops = ops;
     o->loops = tdm__optims_here()->loops;
     o->settings = tdm_optim_settings_of(job);

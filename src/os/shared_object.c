@@ -5,6 +5,7 @@
  * close, so no list of open objects is needed. All symbols are resolved when it is opened, so a missing
  * one is reported immediately and not inside a step. Its symbols are local and cannot replace others.
  */
+#include "base/base.h"
 #include "os/os.h"
 
 #include <dlfcn.h>
@@ -32,7 +33,7 @@ tdm_status tdm_shared_object_open(const char *path, tdm_shared_object *out, tdm_
     void *handle = place ? dlopen(place, RTLD_NOW | RTLD_LOCAL) : NULL;
     tdm_status status = TDM_OK;
     if (!place)
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", path);
+        status = tdm_fail_oom(err, "for %s", path);
     else if (!handle)
         status = tdm_fail(err, TDM_ERR_FORMAT, "%s: cannot load it as a shared object: %s", path,
                           reason(place));

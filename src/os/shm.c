@@ -10,6 +10,7 @@
  * dies, the next process gets it, and an unfinished entry has no name yet, so it does not exist. A holder
  * that is stopped is killed first. A process maps each region at most once and unmaps it only on close.
  */
+#include "base/base.h"
 #include "os/lock.h"
 #include "os/os.h"
 
@@ -82,7 +83,7 @@ static tdm_status open_fd(int fd, tdm_shm **out, tdm_error *err)
     tdm_shm *shm = calloc(1, sizeof(*shm));
     if (!shm) {
         close(fd);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for a shared memory segment");
+        return tdm_fail_oom(err, "for a shared memory segment");
     }
     shm->fd = fd;
     pthread_mutex_init(&shm->lock, NULL);

@@ -16,6 +16,7 @@
  * Invariants: reductions are started in `order` on all ranks, on a separate group. A
  * slot of the overlay is written only when the reduction of its previous bucket has ended.
  */
+#include "base/base.h"
 #include "comm/comm.h"
 #include "os/os.h"
 #include "parallel/internal.h"
@@ -134,7 +135,7 @@ static tdm_status buckets_find_urgent(tdm_team *team, tdm__buckets *b, tdm_error
     b->urgent = calloc(b->count + 1, sizeof(*b->urgent));
     if (!uses || !b->urgent) {
         free(uses);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
+        return tdm_fail_oom(err, "for the team");
     }
     for (size_t k = 0; k < b->count; k++) uses[k] = (first_use){k, SIZE_MAX};
     for (size_t s = 0; s < tdm_plan_step_count(team->plans[0]); s++) {
@@ -164,7 +165,7 @@ static bool entry_may_follow(const tdm_team *team, const tdm__buckets *b, size_t
 static tdm_status buckets_assign_slots(tdm_team *team, tdm__buckets *b, tdm_error *err)
 {
     size_t *last = calloc(b->count + 1, sizeof(*last)); /* by slot: its last user */
-    if (!last) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
+    if (!last) return tdm_fail_oom(err, "for the team");
     for (size_t i = 0; i < b->count; i++) {
         int best = -1;
         for (int s = 0; s < b->slot_count && b->slot_count >= MIN_SLOTS; s++)
@@ -216,8 +217,7 @@ static tdm_status buckets_make_entries(tdm_team *team, tdm__buckets *b, tdm_erro
     b->entries = calloc(b->count + 1, sizeof(*b->entries));
     b->cuts = calloc(b->count * stride + 1, sizeof(*b->cuts));
     b->parts = calloc(b->count * TDM_MAX_LANE_PARTS + 1, sizeof(*b->parts));
-    if (!b->entries || !b->cuts || !b->parts)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
+    if (!b->entries || !b->cuts || !b->parts) return tdm_fail_oom(err, "for the team");
     for (size_t k = 0; k < b->count; k++) {
         entry *e = &b->entries[k];
         tdm__cells cells = tdm__layout_bucket(l, k);
@@ -272,7 +272,7 @@ static tdm_status buckets_make_memory(tdm_team *team, tdm__buckets *b, tdm_error
 tdm_status tdm__buckets_create(tdm_team *team, tdm_error *err)
 {
     tdm__buckets *b = calloc(1, sizeof(*b));
-    if (!b) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
+    if (!b) return tdm_fail_oom(err, "for the team");
     team->buckets = b;
     TDM_TRY(tdm_group_create(team->layout->comm, team->layout->rank_of_place, team->size, &b->group,
                              err));

@@ -13,6 +13,7 @@
  * In a session, buffers and boards are in the host's shared memory, by slot, and an entry has its step and
  * epoch: so other ranks can compute the sums of a step when ranks have died (recover.c).
  */
+#include "base/base.h"
 #include "comm/comm.h"
 #include "os/os.h"
 #include "parallel/internal.h"
@@ -137,9 +138,9 @@ tdm_status tdm__common_create(tdm_team *team, tdm_error *err)
 {
     tdm_comm *comm = team->layout->comm;
     team->common = calloc(1, sizeof(*team->common));
-    if (!team->common) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
+    if (!team->common) return tdm_fail_oom(err, "for the team");
     team->common->worker_slot = calloc((size_t)team->size, sizeof(*team->common->worker_slot));
-    if (!team->common->worker_slot) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
+    if (!team->common->worker_slot) return tdm_fail_oom(err, "for the team");
     if (team->undo_log) return common_create_in_shm(team, err);
     for (int i = 0; i < team->size; i++) team->common->worker_slot[i] = i;
     team->common->worker_slots = (size_t)team->size;

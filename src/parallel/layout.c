@@ -10,6 +10,7 @@
  * A bucket is also a whole number of pages, because buckets are mapped to slots (prefetch.c).
  */
 #include "parallel/layout.h"
+#include "base/base.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -116,7 +117,7 @@ static tdm_status layout_make_buckets(tdm__layout *layout, size_t bucket_bytes, 
     size_t cells = (bucket_bytes / unit > 0 ? bucket_bytes / unit : 1) * (unit / CELL_BYTES);
     layout->bucket_count = (layout->trained_cells + cells - 1) / cells;
     layout->bucket_first = calloc(layout->bucket_count + 1, sizeof(*layout->bucket_first));
-    if (!layout->bucket_first) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the layout");
+    if (!layout->bucket_first) return tdm_fail_oom(err, "for the layout");
     for (size_t i = 0; i < layout->bucket_count; i++) layout->bucket_first[i] = i * cells;
     layout->bucket_first[layout->bucket_count] = layout->trained_cells;
     return TDM_OK;
@@ -141,7 +142,7 @@ static tdm_status layout_make_leaders(tdm__layout *layout, tdm_error *err)
         return TDM_OK;
     }
     int *leaders = calloc((size_t)layout->node_count, sizeof(*leaders));
-    if (!leaders) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the layout");
+    if (!leaders) return tdm_fail_oom(err, "for the layout");
     for (int i = 0; i < layout->node_count; i++)
         leaders[i] = layout->rank_of_place[layout->first_of_node[i]];
     tdm_status status = tdm_group_create(layout->comm, leaders, layout->node_count,
@@ -178,7 +179,7 @@ static tdm_status layout_build(tdm__layout *layout, const tdm__layout_options *o
     layout->node_of_place = calloc(size, sizeof(int));
     layout->first_of_node = calloc(size + 1, sizeof(int));
     if (!layout->rank_of_place || !layout->node_of_place || !layout->first_of_node)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the layout of %zu ranks", size);
+        return tdm_fail_oom(err, "for the layout of %zu ranks", size);
     layout_place_ranks(layout);
     TDM_TRY(layout_make_buckets(layout, options->bucket_bytes, err));
     return layout_make_groups(layout, err);
@@ -187,7 +188,7 @@ static tdm_status layout_build(tdm__layout *layout, const tdm__layout_options *o
 tdm_status tdm__layout_create(const tdm__layout_options *options, tdm__layout **out, tdm_error *err)
 {
     tdm__layout *layout = calloc(1, sizeof(*layout));
-    if (!layout) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the layout");
+    if (!layout) return tdm_fail_oom(err, "for the layout");
     tdm_status status = layout_build(layout, options, err);
     if (status != TDM_OK) {
         tdm__layout_destroy(layout);

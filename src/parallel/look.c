@@ -7,6 +7,7 @@
  * Lanes that are summed in the middle of a pass (run.c) must be summed here as well: in that case each rank runs
  * its own lanes, together with the other ranks, and broadcasts its result.
  */
+#include "base/base.h"
 #include "parallel/internal.h"
 #include "tensor/kernel.h"
 
@@ -183,7 +184,7 @@ static tdm_status blame_find(tdm_team *team, tdm_bad_number *out, tdm_error *err
 {
     if (team->side_by_side) {
         tdm__watcher *watchers = calloc((size_t)team->max_run, sizeof(*watchers));
-        if (!watchers) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
+        if (!watchers) return tdm_fail_oom(err, "for the team");
         tdm_status status = blame_together(team, watchers, out, err);
         free(watchers);
         return status;

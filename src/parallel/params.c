@@ -97,7 +97,7 @@ static tdm_status block_map_file(const tdm_params *store, const char *path, tdm_
 {
     size_t bytes = block_bytes(store);
     tdm_file_part *parts = calloc(store->layout->bucket_count + 1, sizeof(*parts));
-    if (!parts) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter store");
+    if (!parts) return tdm_fail_oom(err, "for the parameter store");
     size_t count = block_own_parts(store, parts);
     tdm_status status = tdm_file_map_create_parts(path, bytes, parts, count, out, err);
     free(parts);
@@ -285,7 +285,7 @@ static tdm_status params_make_tables(tdm_params *store, const tdm_graph *graph, 
     }
     if (!store->params || !store->cuts || !store->clipped ||
         (layout->leaders && (!store->pending || !store->leader_cuts)))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter store");
+        return tdm_fail_oom(err, "for the parameter store");
     for (size_t i = 0; layout->leaders && i < layout->bucket_count; i++)
         tdm__layout_leader_cuts(layout, tdm__layout_bucket(layout, i),
                                 store->leader_cuts + i * nodes);
@@ -305,7 +305,7 @@ static tdm_status params_make_undo_log(tdm_params *store, const tdm_params_optio
                                        tdm_error *err)
 {
     tdm__undo_log *undo_log = calloc(1, sizeof(*undo_log));
-    if (!undo_log) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter store");
+    if (!undo_log) return tdm_fail_oom(err, "for the parameter store");
     *undo_log = (tdm__undo_log){.shm = options->shm,
                                 .slot = options->slot,
                                 .epoch = options->epoch  ? options->epoch
@@ -360,7 +360,7 @@ tdm_status tdm_params_create(const tdm_params_options *options, tdm_params **out
         return tdm_fail(err, TDM_ERR_RANGE, "parallel.zero is %d; it must be 0, 1, 2 or 3",
                         options->zero);
     tdm_params *store = calloc(1, sizeof(*store));
-    if (!store) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter store");
+    if (!store) return tdm_fail_oom(err, "for the parameter store");
     tdm_status status = params_build(store, options, err);
     if (status != TDM_OK) {
         tdm_params_destroy(store);

@@ -5,6 +5,7 @@
  * Invariant: a change of what params.c, prefetch.c or the team map must be repeated here; a test compares
  * the prediction with what ranks really map.
  */
+#include "base/base.h"
 #include "graph/graph.h"
 #include "parallel/parallel.h"
 #include "parallel/prefetch_schedule.h"
@@ -172,8 +173,7 @@ static tdm_status prediction_count_gradients(const prediction *p, tdm_ranks_memo
     bool overlaid = p->by_messages && o->zero >= 2;
     int max_lanes = 1;
     out->gradient_buffers = prediction_count_buffers(p, overlaid, &max_lanes);
-    if (out->gradient_buffers < 0)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the memory estimate");
+    if (out->gradient_buffers < 0) return tdm_fail_oom(err, "for the memory estimate");
     out->lanes_side_by_side = o->job->parallel.sync_batchnorm ? max_lanes : 1;
     out->gradient_bytes = (uint64_t)out->gradient_buffers * p->trained_bytes;
     if (!p->by_messages) return TDM_OK;

@@ -11,6 +11,7 @@
  * relative to a rank's other calls does not matter; among themselves it is that of the phases, the same on
  * every rank, including ranks that only pass. Nothing is allocated after creation.
  */
+#include "base/base.h"
 #include "os/os.h"
 #include "parallel/params_inner.h"
 #include "parallel/prefetch_schedule.h"
@@ -94,14 +95,12 @@ static tdm_status prefetch_make_slots(tdm_prefetch *prefetch, tdm_error *err)
     const tdm__layout *layout = prefetch->store->layout;
     size_t size = (size_t)layout->size + 1;
     prefetch->slot_of = calloc(layout->bucket_count + 1, sizeof(*prefetch->slot_of));
-    if (!prefetch->slot_of)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter prefetch");
+    if (!prefetch->slot_of) return tdm_fail_oom(err, "for the parameter prefetch");
     prefetch->slot_count = tdm__prefetch_slots(&prefetch->schedules[0].phases, layout->bucket_count,
                                                prefetch->slot_of);
     prefetch->slots = calloc(prefetch->slot_count + 1, sizeof(*prefetch->slots));
     prefetch->cuts = calloc((prefetch->slot_count + 1) * size, sizeof(*prefetch->cuts));
-    if (!prefetch->slots || !prefetch->cuts)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter prefetch");
+    if (!prefetch->slots || !prefetch->cuts) return tdm_fail_oom(err, "for the parameter prefetch");
     for (size_t i = 0; i < prefetch->slot_count; i++)
         prefetch->slots[i] = (slot){.bucket = SIZE_MAX, .cuts = prefetch->cuts + i * size};
     return prefetch_map_slots(prefetch, err);
@@ -228,7 +227,7 @@ static tdm_status prefetch_build(tdm_prefetch *prefetch, tdm_plan *const *plans,
     prefetch->plans = calloc(count + 1, sizeof(tdm_plan *));
     prefetch->schedules = calloc(count + 1, sizeof(*prefetch->schedules));
     if (!prefetch->plans || !prefetch->schedules)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter prefetch");
+        return tdm_fail_oom(err, "for the parameter prefetch");
     for (size_t i = 0; i < count; i++) {
         prefetch->plans[i] = plans[i];
         TDM_TRY(tdm__prefetch_schedule_init(prefetch->store->layout, prefetch->store->params,
@@ -250,7 +249,7 @@ tdm_status tdm_prefetch_create(tdm_params *store, int block, tdm_plan *const *pl
         return tdm_fail(err, TDM_ERR_INVALID, "cannot prefetch block %d for %d plans", block,
                         plan_count);
     tdm_prefetch *prefetch = calloc(1, sizeof(*prefetch));
-    if (!prefetch) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter prefetch");
+    if (!prefetch) return tdm_fail_oom(err, "for the parameter prefetch");
     prefetch->store = store;
     prefetch->block = &store->blocks[block];
     prefetch->is_gathered = !prefetch->block->whole;

@@ -3,6 +3,7 @@
  * that the first one needed is requested first.
  */
 #include "parallel/prefetch_schedule.h"
+#include "base/base.h"
 #include "graph/graph.h"
 
 #include <stdlib.h>
@@ -133,7 +134,7 @@ tdm_status tdm__prefetch_schedule_init(const tdm__layout *layout, const tdm_exte
         return TDM_OK;
     }
     tdm__prefetch_schedule_release(&s);
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter prefetch");
+    return tdm_fail_oom(err, "for the parameter prefetch");
 }
 
 void tdm__prefetch_schedule_release(tdm__prefetch_schedule *schedule)

@@ -17,6 +17,7 @@
  * Numbers here: `steps` counts finished steps; a mark is steps + 1, so that 0 means no mark.
  */
 #include "parallel/recover.h"
+#include "base/base.h"
 #include "os/os.h"
 
 #include <stdlib.h>
@@ -79,7 +80,7 @@ static tdm_status epoch_fence(const tdm_params *store, const tdm__standing *all,
     int first = l->first_of_node[l->node], count = l->first_of_node[l->node + 1] - first;
     if (!store->leads) return TDM_OK;
     int64_t *processes = calloc((size_t)count, sizeof(*processes));
-    if (!processes) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
+    if (!processes) return tdm_fail_oom(err, "for a recovery");
     for (int i = 0; i < count; i++) processes[i] = all[first + i].process;
     tdm_status status = tdm__undo_fence(store->undo_log, processes, count, err);
     free(processes);
@@ -203,8 +204,7 @@ static tdm_status finisher_find_sums(finisher *f, int64_t lane_count, tdm_error 
     while ((INT64_C(1) << levels) < lane_count) levels++;
     f->tree = (tdm__tree){lane_count, calloc(2 * (size_t)lane_count, sizeof(float *))};
     f->scratch = aligned_alloc(64, (levels + 2) * TDM__CELL * sizeof(float));
-    if (!f->tree.held || !f->scratch)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
+    if (!f->tree.held || !f->scratch) return tdm_fail_oom(err, "for a recovery");
     if (f->begun->kind == TDM__SUMS_PLACED) return finisher_map_placed(f, err);
     TDM_TRY(tdm__common_parts_load(f->undo_log, &f->tree, f->begun, err));
     for (int64_t n = 1; n < 2 * lane_count && !f->home; n++) f->home = f->tree.held[n];
@@ -393,7 +393,7 @@ tdm_status tdm_params_recover(tdm_params *store, int64_t lane_count, uint32_t li
     *out = (tdm_recovery){.found = false};
     if (!store->undo_log) return TDM_OK;
     tdm__standing *all = calloc((size_t)store->layout->size, sizeof(*all));
-    tdm_status status = all ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
+    tdm_status status = all ? TDM_OK : tdm_fail_oom(err, "for a recovery");
     if (status == TDM_OK) status = tdm__undo_slot_register(store->undo_log, err);
     status = tdm__params_agree(store, status, err);
     if (status == TDM_OK && all) status = params_recover(store, all, lane_count, lineage, out, err);

@@ -10,6 +10,7 @@
  * Adjacent items with the same source are sent together, up to a window; each leader keeps what its
  * node needs. Elements behind the trained ones never change, but a new node has none of them.
  */
+#include "base/base.h"
 #include "parallel/recover.h"
 
 #include <stdlib.h>
@@ -79,7 +80,7 @@ static tdm_status resharder_prepare(resharder *c, tdm_error *err)
     c->owner = calloc(max, sizeof(*c->owner));
     c->window = malloc(WINDOW * sizeof(float));
     if (!c->items || !c->held || !c->owner || !c->window)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
+        return tdm_fail_oom(err, "for a recovery");
     resharder_list_items(c);
     bool all = l->common || l->node_count == 1;
     for (size_t i = 0; i < c->item_count; i++)

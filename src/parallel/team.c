@@ -11,6 +11,7 @@
  * the same information about a step and so make the same decisions. A step with non-finite values changes nothing.
  * Nothing is allocated after creation, except what the transport needs to send.
  */
+#include "base/base.h"
 #include "nn/nn.h"
 #include "os/os.h"
 #include "parallel/internal.h"
@@ -224,11 +225,6 @@ static void plan_cache_give(tdm_team *team, tdm_plan_cache *plan_cache)
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
-static tdm_status no_memory(tdm_error *err)
-{
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
-}
-
 static tdm_status team_build_graphs(tdm_team *team, tdm_error *err)
 {
     for (int b = 0; b < TDM_TEAM_MAX_BATCHES; b++) {
@@ -286,13 +282,13 @@ static tdm_status team_list_lane_sums(tdm_team *team, tdm_error *err)
     m->count = plan_count_lane_sums(team->plans[0]);
     if (m->count == 0) return TDM_OK;
     m->elements = calloc(m->count, sizeof(*m->elements));
-    if (!m->elements) return no_memory(err);
+    if (!m->elements) return tdm_fail_oom(err, "for the team");
     for (int g = 0; g < team->graph_count; g++) {
         size_t k = 0, sums = plan_count_lane_sums(team->plans[g]);
         /* A lane with all rows of its batch has no other lane to sum with. */
         if (sums == 0 && team->graphs[g].rows == team->graphs[g].batch) continue;
         m->steps[g] = calloc(m->count, sizeof(*m->steps[g]));
-        if (!m->steps[g]) return no_memory(err);
+        if (!m->steps[g]) return tdm_fail_oom(err, "for the team");
         if (sums != m->count ||
             tdm_plan_step_count(team->plans[g]) != tdm_plan_step_count(team->plans[0]))
             return tdm_fail(
@@ -327,7 +323,7 @@ static tdm_status team_prepare_lane_sums(tdm_team *team, tdm_error *err)
     size_t rows = (size_t)TDM_MAX_LANE_PARTS + 2 + (size_t)tree_levels(team->options.lane_count);
     m->tree = (tdm__tree){team->options.lane_count, calloc(2 * lanes, sizeof(*m->tree.held))};
     m->rows = aligned_alloc(64, rows * m->row_elements * sizeof(float));
-    if (!m->tree.held || !m->rows) return no_memory(err);
+    if (!m->tree.held || !m->rows) return tdm_fail_oom(err, "for the team");
     m->sum = m->rows + (size_t)TDM_MAX_LANE_PARTS * m->row_elements;
     m->levels = m->sum + m->row_elements;
     return TDM_OK;
@@ -368,7 +364,7 @@ static tdm_status team_reserve_lanes(tdm_team *team, int count, tdm_error *err)
     if (!plans || !arenas) {
         free(plans);
         free(arenas);
-        return no_memory(err);
+        return tdm_fail_oom(err, "for the team");
     }
     if (team->max_made > 0) {
         memcpy(plans, team->plans, (size_t)team->max_made * graphs * sizeof(*plans));
@@ -413,7 +409,7 @@ static tdm_status team_prepare_lanes(tdm_team *team, tdm_error *err)
                                           sizeof(float));
     if (!team->run || !team->absent || !team->free_grads || !team->tree.held || !team->losses ||
         !team->has_loss || !team->parts || !team->scratch)
-        return no_memory(err);
+        return tdm_fail_oom(err, "for the team");
 
     for (int i = 0; i < team->max_run; i++) TDM_TRY(team_prepare_plans(team, i, err));
     return TDM_OK;
@@ -427,7 +423,7 @@ static tdm_status team_find_weights(tdm_team *team, tdm_error *err)
     const tdm_job_int_list *list = &team->job->parallel.weights;
     if (team->job->parallel.balance != TDM_JOB_BALANCE_WEIGHTS) return TDM_OK;
     team->weights = calloc((size_t)team->size, sizeof(*team->weights));
-    if (!team->weights) return no_memory(err);
+    if (!team->weights) return tdm_fail_oom(err, "for the team");
     if (list->count > 0 && list->count != (size_t)team->size)
         return tdm_fail(err, TDM_ERR_JOB_INVALID,
                         "parallel.weights has %zu numbers, but there are %d ranks; give one per "
@@ -458,7 +454,7 @@ static tdm_status team_place_lanes(tdm_team *team, tdm_error *err)
     team->balance = tdm_balance_create(team->options.lane_count, team->size);
     if (!team->first || !team->next_first || !team->seconds || !team->notes || !team->ranks ||
         !team->balance)
-        return no_memory(err);
+        return tdm_fail_oom(err, "for the team");
     TDM_TRY(team_find_weights(team, err));
     tdm_place_lanes(team->options.lane_count, team->size, team->weights, team->first);
     memcpy(team->next_first, team->first, (size + 1) * sizeof(*team->first));
@@ -527,7 +523,7 @@ tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_
 {
     TDM_TRY(team_check_options(options, err));
     tdm_team *team = calloc(1, sizeof(*team));
-    if (!team) return no_memory(err);
+    if (!team) return tdm_fail_oom(err, "for the team");
     team->options = *options;
     team->job = options->model.job;
     team->layout = tdm__params_layout(options->store);

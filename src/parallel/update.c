@@ -20,6 +20,7 @@
  * Invariants: sums over pieces are added in the order of the pieces, whichever rank computed them. A rank
  * accesses only its own cells of parameters and state.
  */
+#include "base/base.h"
 #include "parallel/internal.h"
 #include "tensor/kernel.h"
 
@@ -81,7 +82,7 @@ tdm_status tdm__update_create(tdm_team *team, tdm_error *err)
     const tdm__layout *l = team->layout;
     bool by_bucket = team->buckets && !l->common;
     team->own = calloc(by_bucket ? l->bucket_count + 1 : 1, sizeof(*team->own));
-    if (!team->own) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
+    if (!team->own) return tdm_fail_oom(err, "for the team");
     if (team->undo_log) TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
     if (!by_bucket) update_add_share(team, (tdm__cells){0, l->trained_cells});
     for (size_t b = 0; by_bucket && b < l->bucket_count; b++)

@@ -8,6 +8,7 @@
  * executed lane by lane and compared with the metrics of the run.
  */
 #include "replay/replay.h"
+#include "base/base.h"
 #include "data/data.h"
 #include "eval/eval.h"
 #include "nn/nn.h"
@@ -34,11 +35,6 @@ typedef struct replayer {
 } replayer;
 
 /* ---- preparation ----------------------------------------------------------------------------- */
-
-static tdm_status no_memory(tdm_error *err)
-{
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "replay: no memory");
-}
 
 static void batch_fill(void *user, int64_t first, int64_t count, void *x, int32_t *classes)
 {
@@ -78,7 +74,7 @@ static tdm_status replay_make_team(replayer *r, tdm_error *err)
                                 .user = r};
     r->indices = tdm_arena_array(r->result->arena, (size_t)(c->full_batch / lanes + 1),
                                  sizeof(*r->indices));
-    if (!r->indices) return no_memory(err);
+    if (!r->indices) return tdm_fail_oom(err, "to replay a step");
     TDM_TRY(tdm_team_create(&options, &r->team, err));
     if (r->job.schedule.kind != TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU || !c->data.test) return TDM_OK;
     tdm_model_options m = c->model;
@@ -119,7 +115,7 @@ static tdm_status replay_find_start(replayer *r, tdm_error *err)
     tdm_checkpoint_entry *entries = NULL; /* newest first */
     size_t count = 0;
     char *dir = tdm_path_join(result->arena, r->options->run, "checkpoints");
-    if (!dir) return no_memory(err);
+    if (!dir) return tdm_fail_oom(err, "to replay a step");
     if (tdm_path_is_dir(dir))
         TDM_TRY(tdm_checkpoint_list(dir, result->arena, &entries, &count, err));
     for (size_t i = 0; i < count; i++) {
@@ -361,7 +357,7 @@ static tdm_status replay_step(replayer *r, tdm_error *err)
     out->samples = tdm_arena_array(out->arena, (size_t)in.batch, sizeof(*out->samples));
     out->tensors = tdm_arena_array(out->arena, tdm_graph_param_count(r->state.graph) + 1,
                                    sizeof(*out->tensors));
-    if (!out->lanes || !out->samples || !out->tensors) return no_memory(err);
+    if (!out->lanes || !out->samples || !out->tensors) return tdm_fail_oom(err, "to replay a step");
     for (int64_t i = 0; i < in.batch; i++)
         out->samples[i] = tdm_dataset_number(
             r->schedule.data.train, tdm__train_schedule_sample(&r->schedule, &r->position, i));
@@ -420,7 +416,7 @@ static tdm_status record_find(replayer *r, tdm_error *err)
     char *begin = tdm_arena_printf(r->result->arena, "{\"step\":%llu,",
                                    (unsigned long long)r->options->step);
     tdm_file_bytes file;
-    if (!path || !begin) return no_memory(err);
+    if (!path || !begin) return tdm_fail_oom(err, "to replay a step");
     r->result->recorded_loss = r->result->recorded_lr = r->result->recorded_grad_norm = (double)NAN;
     if (!tdm_path_is_file(path)) return TDM_OK;
     TDM_TRY(tdm_file_read(path, METRICS_LIMIT_BYTES, &file, err));
@@ -457,7 +453,7 @@ static tdm_status result_copy_names(tdm_replay_result *result, tdm_error *err)
 {
     for (size_t i = 0; i < result->tensor_count; i++) {
         result->tensors[i].name = tdm_arena_strdup(result->arena, result->tensors[i].name);
-        if (!result->tensors[i].name) return no_memory(err);
+        if (!result->tensors[i].name) return tdm_fail_oom(err, "to replay a step");
     }
     return TDM_OK;
 }
@@ -472,7 +468,8 @@ tdm_status tdm_replay(const tdm_job *job, const tdm_replay_options *options,
     r.job.parallel.balance = TDM_JOB_BALANCE_OFF;
     r.result = calloc(1, sizeof(*r.result));
     if (r.result) r.result->arena = tdm_arena_create("replay");
-    tdm_status status = r.result && r.result->arena ? replay_run(&r, err) : no_memory(err);
+    tdm_status status = r.result && r.result->arena ? replay_run(&r, err)
+                                                    : tdm_fail_oom(err, "to replay a step");
     if (status == TDM_OK) status = result_copy_names(r.result, err);
     tdm_predictor_destroy(r.predictor);
     tdm_team_destroy(r.team);

@@ -6,6 +6,7 @@
  * Names are resolved before any work is done, so a wrong name fails immediately. Values are copied as soon
  * as they are computed, because a plan reuses its memory.
  */
+#include "base/base.h"
 #include "replay/replay.h"
 
 #include <stdlib.h>
@@ -184,7 +185,7 @@ static tdm_status catalogue_look_up_all(catalogue *c, const tdm_replay_options *
 {
     for (size_t i = 0; i < options->dump_count; i++) {
         const char *name = tdm_arena_strdup(c->arena, options->dumps[i]);
-        if (!name) return tdm_fail(err, TDM_ERR_NO_MEMORY, "replay: no memory");
+        if (!name) return tdm_fail_oom(err, "to replay a step");
         TDM_TRY(catalogue_look_up(c, name, lane_count, batch, &out->items[i], err));
     }
     out->count = options->dump_count;
@@ -200,7 +201,7 @@ tdm_status tdm__dumps_init(const tdm_replay_options *options, const tdm__train_s
     if (!options->dump_path)
         return tdm_fail(err, TDM_ERR_INVALID, "replay: no file is given for the dumped tensors");
     out->items = tdm_arena_array(arena, options->dump_count, sizeof(*out->items));
-    if (!out->items) return tdm_fail(err, TDM_ERR_NO_MEMORY, "replay: no memory");
+    if (!out->items) return tdm_fail_oom(err, "to replay a step");
     int64_t batch = tdm__train_schedule_batch(schedule, at), lanes = tdm_lanes_of(schedule->job);
     tdm_model_options model = tdm_model_of_lane(&schedule->model,
                                                 tdm_lane_slice(batch, lanes, 0).count, batch);
@@ -279,11 +280,10 @@ tdm_status tdm__dumps_write(const tdm__dumps *dumps, const tdm_replay_options *o
                             tdm_error *err)
 {
     if (dumps->count == 0) return TDM_OK;
-    if (dumps->failed)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "replay: no memory for the dumped tensors");
+    if (dumps->failed) return tdm_fail_oom(err, "for the dumped tensors");
     tdm_named_tensor *tensors = tdm_arena_array(dumps->arena, dumps->count, sizeof(*tensors));
     char *step = tdm_arena_printf(dumps->arena, "%llu", (unsigned long long)options->step);
-    if (!tensors || !step) return tdm_fail(err, TDM_ERR_NO_MEMORY, "replay: no memory");
+    if (!tensors || !step) return tdm_fail_oom(err, "to replay a step");
     for (size_t i = 0; i < dumps->count; i++) {
         tensors[i] = dumps->items[i].named;
         if (tensors[i].tensor.data) continue;

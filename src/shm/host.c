@@ -7,6 +7,7 @@
  * would otherwise touch every page. The CPU masks and quotas in the ranks' cells decide whether to spin:
  * not when ranks share CPUs.
  */
+#include "base/base.h"
 #include "shm/host_inner.h"
 
 #include <tandem/os.h>
@@ -213,7 +214,7 @@ tdm_status tdm__host_create(const tdm__host_options *options, tdm__host **out, u
     if (!host || !ranks) {
         free(host);
         free(ranks);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the ranks of this host");
+        return tdm_fail_oom(err, "for the ranks of this host");
     }
     memcpy(ranks, options->ranks, (size_t)options->count * sizeof(*ranks));
     *host = (tdm__host){.index = index,

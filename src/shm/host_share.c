@@ -270,7 +270,7 @@ tdm_status tdm__host_hand_out(tdm__host *host, tdm_error *err)
                .failed_place = -1};
     tdm_status status = TDM_OK;
     if (!p.guests || !p.polls || !p.seen) {
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the ranks of this host");
+        status = tdm_fail_oom(err, "for the ranks of this host");
         goto free_all;
     }
     for (int i = 0; i < capacity; i++) p.guests[i].fd = -1;

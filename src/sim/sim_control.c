@@ -221,7 +221,7 @@ static tdm_status exchange_copy_result(const tdm__sim *sim, uint8_t ***out_all, 
     if (!all || !bytes) {
         free(all);
         free(bytes);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for an exchange");
+        return tdm_fail_oom(err, "for an exchange");
     }
     uint8_t *block = (uint8_t *)all + block_aligned_bytes(size * sizeof(uint8_t *));
     for (size_t i = 0; i < size; i++) {
@@ -241,7 +241,7 @@ static tdm_status sim_exchange(tdm__control *control, const void *mine, size_t b
     tdm__sim_rank *rank = ((tdm__sim_control *)control)->rank;
     tdm__sim *sim = rank->sim;
     uint8_t *copy = malloc(bytes + 1);
-    if (!copy) return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for an exchange");
+    if (!copy) return tdm_fail_oom(err, "for an exchange");
     if (bytes > 0) memcpy(copy, mine, bytes);
 
     if (sim->meeting[rank->rank])
@@ -349,8 +349,7 @@ static const tdm__control_ops control_ops = {
 tdm_status tdm__sim_control_make(tdm__sim_rank *rank, tdm__control **out, tdm_error *err)
 {
     tdm__sim_control *control = calloc(1, sizeof(*control));
-    if (!control)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for rank %d", rank->rank);
+    if (!control) return tdm_fail_oom(err, "for rank %d", rank->rank);
     control->base = (tdm__control){.ops = &control_ops,
                                    .rank = rank->rank,
                                    .size = rank->sim->options.size,

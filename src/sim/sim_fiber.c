@@ -7,6 +7,7 @@
  * sanitizer always use swapcontext and notify the sanitizer of each switch. A coroutine that never
  * ends is freed with its stack.
  */
+#include "base/base.h"
 #include "sim/sim.h"
 
 #include <setjmp.h>
@@ -59,8 +60,7 @@ tdm_status tdm__fibers_init(tdm__fibers *fibers, int count, size_t stack_bytes, 
     *fibers = (tdm__fibers){.stack_bytes = bytes, .pitch = bytes + page, .count = count};
     fibers->region_bytes = fibers->pitch * (size_t)count;
     fibers->list = calloc((size_t)count, sizeof(*fibers->list));
-    if (!fibers->list)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for %d coroutines", count);
+    if (!fibers->list) return tdm_fail_oom(err, "for %d coroutines", count);
 
     void *region = mmap(NULL, fibers->region_bytes, PROT_NONE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

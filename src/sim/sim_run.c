@@ -7,6 +7,7 @@
  * run. tdm_sim_compute represents work during which the progress thread of a real comm advances
  * calls: it does so whenever something arrives.
  */
+#include "base/base.h"
 #include "comm/engine.h"
 #include "sim/sim.h"
 
@@ -16,8 +17,7 @@ static tdm_status rank_open_comm(tdm__sim_rank *rank, tdm_error *err)
 {
     const tdm_sim_options *o = &rank->sim->options;
     int *host_of = malloc((size_t)o->size * sizeof(*host_of));
-    if (!host_of)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for rank %d", rank->rank);
+    if (!host_of) return tdm_fail_oom(err, "for rank %d", rank->rank);
     for (int i = 0; i < o->size; i++) host_of[i] = i / o->ranks_per_host;
     tdm__comm_parts parts = {
         .make = tdm__sim_transport_make, .context = rank, .host_of = host_of, .no_threads = true};

@@ -170,8 +170,7 @@ tdm_status tdm__sim_loop(tdm__sim *sim, tdm_error *err)
     sim->result.virtual_s = sim->now_s;
     sim->result.hung_count = sim->open_count;
     if (sim->no_memory)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY,
-                        "sim: out of memory for %d ranks and their messages", sim->options.size);
+        return tdm_fail_oom(err, "for %d ranks and their messages", sim->options.size);
     return TDM_OK;
 }
 
@@ -254,7 +253,7 @@ tdm_status tdm__sim_init(tdm__sim *sim, const tdm_sim_options *options, tdm_erro
     if (!sim->ranks || !sim->vanished || !sim->meeting || !sim->meeting_bytes || !sim->met ||
         !sim->met_bytes) {
         tdm__sim_release(sim);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for %zu ranks", size);
+        return tdm_fail_oom(err, "for %zu ranks", size);
     }
 
     tdm_status status = tdm__fibers_init(&sim->fibers, sim->options.size, sim->options.stack_bytes,

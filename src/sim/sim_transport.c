@@ -12,6 +12,7 @@
  * `cookie` are read only while sender_ended is false; `into` and `take_cookie` only between take()
  * and receiver_ended.
  */
+#include "base/base.h"
 #include "comm/engine.h"
 #include "sim/sim.h"
 
@@ -370,8 +371,7 @@ tdm_status tdm__sim_transport_make(void *context, const tdm__transport_events *e
 {
     tdm__sim_rank *rank = context;
     tdm__sim_transport *transport = calloc(1, sizeof(*transport));
-    if (!transport)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "sim: out of memory for rank %d", rank->rank);
+    if (!transport) return tdm_fail_oom(err, "for rank %d", rank->rank);
     transport->base.ops = &tdm__transport_sim;
     transport->rank = rank;
     transport->events = *events;

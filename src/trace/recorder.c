@@ -11,6 +11,7 @@
  * and destroy.
  */
 #include "trace/recorder.h"
+#include "base/base.h"
 #include "os/os.h"
 
 #include "trace/trace_file.h"
@@ -95,8 +96,7 @@ static tdm_status map_file(const tdm__recorder_options *options, tdm__recorder *
     r->path = file_path(options->dir, options->rank);
     if (!r->path ||
         asprintf(&part, "%s/.rank-%05d.%ld.tmp", options->dir, options->rank, (long)getpid()) < 0)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the trace of rank %d",
-                        options->rank);
+        return tdm_fail_oom(err, "for the trace of rank %d", options->rank);
     tdm_status status = map_part(part, &r->ring, err);
     if (status == TDM_OK) {
         fill_header(&r->ring->header, options);
@@ -113,9 +113,7 @@ static tdm_status map_memory(const tdm__recorder_options *options, tdm__recorder
 {
     void *memory = mmap(NULL, sizeof(tdm__trace_ring), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the events of rank %d",
-                        options->rank);
+    if (memory == MAP_FAILED) return tdm_fail_oom(err, "for the events of rank %d", options->rank);
     r->ring = memory;
     fill_header(&r->ring->header, options);
     return TDM_OK;
@@ -132,7 +130,7 @@ tdm_status tdm__recorder_create(const tdm__recorder_options *options, tdm__recor
                                 tdm_error *err)
 {
     tdm__recorder *r = calloc(1, sizeof(*r));
-    if (!r) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the recorder");
+    if (!r) return tdm_fail_oom(err, "for the recorder");
     r->now_ns = options->now_ns;
     r->user = options->user;
     tdm_status status = options->dir ? map_file(options, r, err) : map_memory(options, r, err);
@@ -304,7 +302,7 @@ tdm_status tdm__recorder_dump(const tdm__recorder *recorder, const char *dir, td
     const tdm__trace_ring *ring = recorder->ring;
     TDM_TRY(tdm_dir_make(dir, err));
     char *path = file_path(dir, ring->header.rank);
-    if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a path below %s", dir);
+    if (!path) return tdm_fail_oom(err, "for a path below %s", dir);
     tdm_status status = TDM_OK;
     if (recorder->path && same_file(path, recorder->path)) {
         if (msync(recorder->ring, sizeof(*ring), MS_ASYNC) != 0)
@@ -312,7 +310,7 @@ tdm_status tdm__recorder_dump(const tdm__recorder *recorder, const char *dir, td
     } else {
         tdm__trace_ring *copy = copy_ring(ring);
         status = copy ? tdm_file_replace(path, copy, sizeof(*copy), err)
-                      : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to copy the trace to %s", dir);
+                      : tdm_fail_oom(err, "to copy the trace to %s", dir);
         free(copy);
     }
     free(path);

@@ -10,6 +10,7 @@
  * clock and their relative order is exact. Between machines the wall clocks are compared.
  */
 #include "trace/trace.h"
+#include "base/base.h"
 #include "os/os.h"
 
 #include <errno.h>
@@ -58,7 +59,7 @@ static tdm_status read_copies(int fd, const char *path, tdm__trace_ring copies[2
 static tdm_status read_file(const char *path, tdm__trace_parsed *out, tdm_error *err)
 {
     tdm__trace_ring *copies = calloc(2, sizeof(*copies));
-    if (!copies) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory to read the trace", path);
+    if (!copies) return tdm_fail_oom(err, "to read the trace (%s)", path);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     tdm_status status = fd < 0 ? tdm_os_fail(err, "cannot open", path)
                                : read_copies(fd, path, copies, out, err);
@@ -89,7 +90,7 @@ static tdm_status trace_list_files(const char *dir, tdm_arena *arena, const char
     *out_dir = dir;
     if (count_names(*out_names, *out_count) > 0) return TDM_OK;
     const char *below = tdm_path_join(arena, dir, "trace");
-    if (!below) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the names in %s", dir);
+    if (!below) return tdm_fail_oom(err, "for the names in %s", dir);
     if (tdm_path_is_dir(below)) {
         TDM_TRY(tdm_dir_list(below, arena, out_names, out_count, err));
         *out_dir = below;
@@ -105,12 +106,12 @@ static tdm_status read_all(const char *dir, const char *const *names, size_t cou
                            tdm_arena *arena, tdm_trace *trace, tdm_error *err)
 {
     trace->parts = calloc(count_names(names, count), sizeof(*trace->parts));
-    if (!trace->parts) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for traces", dir);
+    if (!trace->parts) return tdm_fail_oom(err, "for traces (%s)", dir);
     tdm_error why = {0};
     for (size_t i = 0; i < count; i++) {
         if (!is_trace_name(names[i])) continue;
         const char *path = tdm_path_join(arena, dir, names[i]);
-        if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for names", dir);
+        if (!path) return tdm_fail_oom(err, "for names (%s)", dir);
         if (read_file(path, &trace->parts[trace->count], &why) == TDM_OK)
             trace->count++;
         else if (why.status == TDM_ERR_NO_MEMORY)
@@ -202,7 +203,7 @@ tdm_status tdm_trace_open(const char *dir, tdm_trace **out, tdm_error *err)
     const char *found = NULL;
     size_t count = 0;
     if (!arena || !trace)
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for the trace", dir);
+        status = tdm_fail_oom(err, "for the trace (%s)", dir);
     else
         status = trace_list_files(dir, arena, &found, &names, &count, err);
     if (status == TDM_OK) status = read_all(found, names, count, arena, trace, err);

@@ -11,6 +11,7 @@
  * A previous handler of the program is called afterwards, from our thread, and is restored at the
  * end. Only one comm of a process should use a signal: if there are several, one of them gets it.
  */
+#include "base/base.h"
 #include "os/thread.h"
 #include "trace/recorder.h"
 
@@ -163,7 +164,7 @@ tdm_status tdm__dumper_create(const tdm__recorder *recorder, int signal_number, 
     if (!d || !copy) {
         free(d);
         free(copy);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the thread that dumps traces");
+        return tdm_fail_oom(err, "for the thread that dumps traces");
     }
     d->recorder = recorder;
     d->signal_number = signal_number;

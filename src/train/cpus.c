@@ -7,6 +7,7 @@
  * threads does not affect the result, so ranks may differ. Results of vendor kernels depend on the CPU and
  * the library, so ranks that use them must not differ in these: they are compared here.
  */
+#include "base/base.h"
 #include "os/os.h"
 #include "train/internal.h"
 
@@ -113,7 +114,7 @@ tdm_status tdm__share_cpus(tdm_comm *comm, const tdm_job *job, bool logs, int *t
     int size = tdm__size_of(comm), rank = tdm__rank_of(comm);
     tdm_arena *arena = tdm_arena_create("CPUs");
     cpus *all = arena ? tdm_arena_array(arena, (size_t)size, sizeof(*all)) : NULL;
-    tdm_status status = all ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    tdm_status status = all ? TDM_OK : tdm_fail_oom(err, "in training");
     status = tdm__agree(comm, status, NULL, err);
     assert(status != TDM_OK || all); /* the ranks agree only if all have memory */
     if (status == TDM_OK) {
@@ -165,7 +166,7 @@ tdm_status tdm__same_numerics(tdm_comm *comm, const tdm_job *job, tdm_error *err
     if (differs < 0) return TDM_OK;
     tdm_arena *arena = tdm_arena_create("hosts");
     tdm__host_name *names = arena ? tdm_arena_array(arena, (size_t)size, sizeof(*names)) : NULL;
-    tdm_status status = names ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    tdm_status status = names ? TDM_OK : tdm_fail_oom(err, "in training");
     status = tdm__agree(comm, status, NULL, err);
     if (status == TDM_OK) status = tdm__host_names(comm, names, err);
     if (status == TDM_OK && differs == tdm__rank_of(comm))

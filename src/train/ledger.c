@@ -8,6 +8,7 @@
  * it, and the check finds it.
  */
 #include "train/ledger.h"
+#include "base/base.h"
 #include "os/os.h"
 
 #include "train/internal.h"
@@ -103,7 +104,7 @@ static tdm_status ledger_collect_lines(const char *path, uint64_t step, tdm_str 
     bool enough = arena && tdm_str_ok(kept);
     tdm_arena_destroy(arena);
     tdm_file_bytes_release(&old);
-    return enough ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "ledger: no memory for %s", path);
+    return enough ? TDM_OK : tdm_fail_oom(err, "for %s", path);
 }
 
 tdm_status tdm__ledger_open(const char *run, uint64_t step, tdm__ledger *out, tdm_error *err)

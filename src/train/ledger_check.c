@@ -7,6 +7,7 @@
  * epoch. The file is untrusted: lines out of order and invalid lines are reported, and cost no more than
  * valid ones.
  */
+#include "base/base.h"
 #include "train/internal.h"
 #include "train/ledger.h"
 
@@ -136,7 +137,7 @@ static tdm_status newest_checkpoint_step(const char *run, tdm_arena *arena, uint
     const char *const *names = NULL;
     size_t count = 0;
     *out = 0;
-    if (!dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "ledger: no memory");
+    if (!dir) return tdm_fail_oom(err, "for the ledger");
     if (!tdm_path_is_dir(dir)) return TDM_OK;
     TDM_TRY(tdm_dir_list(dir, arena, &names, &count, err));
     for (size_t i = 0; i < count; i++) {
@@ -185,7 +186,7 @@ static tdm_status checker_run(checker *c, const tdm_job *job, const char *run, t
     c->arena = tdm_arena_create("ledger");
     c->line_arena = tdm_arena_create("line of a ledger");
     char *path = c->arena ? tdm_path_join(c->arena, run, TDM__LEDGER_NAME) : NULL;
-    if (!path || !c->line_arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "ledger: no memory");
+    if (!path || !c->line_arena) return tdm_fail_oom(err, "for the ledger");
     if (!tdm_path_is_file(path))
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
                         "%s: this run has no ledger; set checkpoint.ledger: true before training",
@@ -193,7 +194,7 @@ static tdm_status checker_run(checker *c, const tdm_job *job, const char *run, t
     TDM_TRY(tdm__train_schedule_init(job, &c->schedule, err));
     c->seen_words = (size_t)(c->schedule.sampler.sample_count / 64 + 1);
     c->seen = tdm_arena_array(c->arena, c->seen_words, sizeof(*c->seen));
-    if (!c->seen) return tdm_fail(err, TDM_ERR_NO_MEMORY, "ledger: no memory");
+    if (!c->seen) return tdm_fail_oom(err, "for the ledger");
     /* Checkpoints first: an active run writes the lines before the checkpoint. */
     TDM_TRY(newest_checkpoint_step(run, c->arena, &newest, err));
     TDM_TRY(checker_read_file(c, path, err));

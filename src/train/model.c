@@ -2,6 +2,7 @@
  * model.c: a trained model, loaded from a checkpoint only. The checkpoint contains the resolved job, the
  * class names and the shape of a sample, so nothing else is needed to predict.
  */
+#include "base/base.h"
 #include "eval/eval.h"
 #include "nn/nn.h"
 #include "os/os.h"
@@ -63,8 +64,7 @@ tdm_status tdm_model_code_of(const tdm_checkpoint *checkpoint, const char *path,
         const char *sha256 = job->model.library_sha256;
         out->library = tdm_arena_strdup(arena, job->model.library);
         out->sha256 = sha256 ? tdm_arena_strdup(arena, sha256) : NULL;
-        if (!out->library || (sha256 && !out->sha256))
-            status = tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory", path);
+        if (!out->library || (sha256 && !out->sha256)) status = tdm_fail_oom(err, "for %s", path);
     }
     tdm_job_document_destroy(document);
     return status;
@@ -111,7 +111,7 @@ static tdm_status model_read(const char *path, void *user, tdm_error *err)
 {
     tdm_model *model = user;
     model->path = tdm_arena_strdup(model->arena, path);
-    if (!model->path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory", path);
+    if (!model->path) return tdm_fail_oom(err, "for %s", path);
     return tdm_checkpoint_open(path, &model->checkpoint, err);
 }
 
@@ -128,7 +128,7 @@ static tdm_status model_job(tdm_model *model, const char *path, const char *allo
     const char *absolute = tdm_path_absolute(model->arena, allowed_library);
     const char *override = absolute ? tdm_arena_printf(model->arena, "model.library=%s", absolute)
                                     : NULL;
-    if (!override) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory", path);
+    if (!override) return tdm_fail_oom(err, "for %s", path);
     tdm_job_document_destroy(model->document);
     model->document = NULL;
     return checkpoint_read_job(model->checkpoint, model->path, &override, 1, &model->document, err);
@@ -158,7 +158,7 @@ tdm_status tdm_model_open(const char *path, const char *allowed_library, tdm_mod
     if (model) model->arena = tdm_arena_create("model");
     if (!model || !model->arena) {
         free(model);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for the model", path);
+        return tdm_fail_oom(err, "for the model (%s)", path);
     }
     tdm_status status = model_load(model, path, allowed_library, err);
     if (status != TDM_OK) {

@@ -9,6 +9,7 @@
  *
  * Without a comm there is one rank, which agrees with itself.
  */
+#include "base/base.h"
 #include "job/job.h"
 #include "train/internal.h"
 
@@ -85,8 +86,8 @@ tdm_status tdm__same_text(tdm_comm *comm, char *text, size_t bytes, int *differs
     if (size == 1) return TDM_OK;
     tdm_arena *arena = tdm_arena_create("comparison");
     char *all = arena ? tdm_arena_array(arena, (size_t)size, bytes) : NULL;
-    tdm_status status = tdm__agree(
-        comm, all ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory"), NULL, err);
+    tdm_status status = tdm__agree(comm, all ? TDM_OK : tdm_fail_oom(err, "in training"), NULL,
+                                   err);
     assert(all || status != TDM_OK);
     if (status == TDM_OK) {
         memcpy(all + (size_t)tdm__rank_of(comm) * bytes, text, bytes);
@@ -160,8 +161,8 @@ tdm_status tdm__same_settings(tdm_comm *comm, const tdm_job *job, bool resumes, 
     int64_t *numbers = arena
                            ? tdm_arena_array(arena, 2 * (tdm_job_key_count() + 1), sizeof(*numbers))
                            : NULL;
-    tdm_status status = tdm__agree(
-        comm, numbers ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory"), NULL, err);
+    tdm_status status = tdm__agree(comm, numbers ? TDM_OK : tdm_fail_oom(err, "in training"), NULL,
+                                   err);
     assert(numbers || status != TDM_OK);
     if (status == TDM_OK) {
         status = settings_compare(comm, job, resumes, numbers, err);

@@ -9,6 +9,7 @@
  * on rank 0's host, where appending is atomic; on other hosts to a separate file beside it, if the
  * directory is visible there, and to their agent, which forwards the lines to rank 0's log.
  */
+#include "base/base.h"
 #include "os/os.h"
 #include "train/internal.h"
 #include "train/ledger.h"
@@ -123,7 +124,7 @@ static int file_open_append(tdm__run *run, const char *name)
 static tdm_status run_lock(tdm__run *run, bool joins, tdm_error *err)
 {
     char *path = tdm_path_join(run->arena, run->path, "lock");
-    if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    if (!path) return tdm_fail_oom(err, "for the run directory");
     run->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, LOCK_MODE);
     if (run->lock_fd < 0) return tdm_os_fail(err, "opening", path);
     /* A user who can open the file can lock it, so only its owner may open it. (Files of earlier versions.) */
@@ -142,7 +143,7 @@ static tdm_status run_open_files(tdm__run *run, bool joins, tdm_error *err)
 {
     TDM_TRY(run_lock(run, joins, err));
     run->checkpoint_dir = tdm_path_join(run->arena, run->path, "checkpoints");
-    if (!run->checkpoint_dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    if (!run->checkpoint_dir) return tdm_fail_oom(err, "for the run directory");
     TDM_TRY(tdm_dir_make(run->checkpoint_dir, err));
     run->log_fd = file_open_append(run, LOG_NAME);
     run->metrics_fd = run->log_fd >= 0 ? file_open_append(run, METRICS_NAME) : -1;
@@ -185,7 +186,7 @@ static tdm_status run_make_dir(tdm__run *run, const tdm_job *job, tdm_error *err
     for (int tries = 0; tries < 1000; tries++, number++) {
         char *path = tdm_arena_printf(run->arena, "%s/%s-%llu", job->run.dir, job->name,
                                       (unsigned long long)number);
-        if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+        if (!path) return tdm_fail_oom(err, "for the run directory");
         run->path = path;
         if (mkdir(path, 0777) == 0) return TDM_OK;
         if (errno != EEXIST) return tdm_os_fail(err, "making", path);
@@ -204,7 +205,7 @@ static tdm_status run_init(tdm__run *run, tdm_error *err)
     else if (gethostname(run->host, sizeof(run->host) - 1) != 0)
         run->host[0] = '\0';
     run->arena = tdm_arena_create("run");
-    return run->arena ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    return run->arena ? TDM_OK : tdm_fail_oom(err, "for the run directory");
 }
 
 tdm_status tdm__run_write_job(tdm__run *run, const tdm_job *job, tdm_error *err)
@@ -214,7 +215,7 @@ tdm_status tdm__run_write_job(tdm__run *run, const tdm_job *job, tdm_error *err)
     tdm_job_show(job, &text);
     tdm_status status = path && tdm_str_ok(&text)
                             ? tdm_file_replace(path, text.data, text.length, err)
-                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+                            : tdm_fail_oom(err, "for the run directory");
     tdm_str_release(&text);
     return status;
 }
@@ -268,8 +269,7 @@ tdm_status tdm__run_attach(const char *path, int rank, bool same_host, int lines
     else
         snprintf(name, sizeof(name), "log-rank-%d.jsonl", rank);
     out->checkpoint_dir = out->path ? tdm_path_join(out->arena, path, "checkpoints") : NULL;
-    tdm_status status = out->checkpoint_dir ? TDM_OK
-                                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    tdm_status status = out->checkpoint_dir ? TDM_OK : tdm_fail_oom(err, "for the run directory");
     /* A rank trains even if its host does not see the directory. */
     if (status == TDM_OK) out->log_fd = file_open_append(out, name);
     if (status == TDM_OK && (out->log_fd >= 0 || out->lines_fd >= 0))
@@ -311,7 +311,7 @@ static tdm_status file_filter_lines(tdm__run *run, const char *name, uint64_t st
                                     bool always, int *fd, tdm_error *err)
 {
     char *path = tdm_path_join(run->arena, run->path, name);
-    if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    if (!path) return tdm_fail_oom(err, "for the run directory");
     if (!tdm_path_is_file(path))
         return TDM_OK; /* the user redirected it, for example to a device */
     tdm_file_bytes old;
@@ -326,8 +326,7 @@ static tdm_status file_filter_lines(tdm__run *run, const char *name, uint64_t st
         at = newline + 1;
     }
     tdm_status status = TDM_OK;
-    if (!tdm_str_ok(&kept))
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory for %s", path);
+    if (!tdm_str_ok(&kept)) status = tdm_fail_oom(err, "for %s", path);
     if (status == TDM_OK && (always || kept.length != old.count)) {
         status = tdm_file_replace(path, tdm_str_text(&kept), kept.length, err);
         if (status == TDM_OK) { /* reopen the new file */
@@ -357,7 +356,7 @@ static tdm_status refuse_link(tdm__run *run, const char *dir, const char *name, 
 {
     struct stat about;
     char *path = tdm_path_join(run->arena, dir, name);
-    if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    if (!path) return tdm_fail_oom(err, "for the run directory");
     if (lstat(path, &about) != 0 || !S_ISLNK(about.st_mode)) return TDM_OK;
     return tdm_fail(err, TDM_ERR_INVALID,
                     "%s is a symbolic link: training would write to its target; "
@@ -375,7 +374,7 @@ static tdm_status refuse_links(tdm__run *run, tdm_error *err)
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         TDM_TRY(refuse_link(run, run->path, names[i], err));
     char *dir = tdm_path_join(run->arena, run->path, "checkpoints");
-    if (!dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    if (!dir) return tdm_fail_oom(err, "for the run directory");
     if (tdm_path_is_dir(dir)) TDM_TRY(tdm_dir_list(dir, run->arena, &entries, &count, err));
     for (size_t i = 0; i < count; i++) TDM_TRY(refuse_link(run, dir, entries[i], err));
     return TDM_OK;
@@ -390,7 +389,7 @@ tdm_status tdm__run_open(const char *path, bool joins, tdm__run *out, tdm_error 
     TDM_TRY(run_init(out, err));
     tdm_status status = TDM_OK;
     out->path = tdm_arena_strdup(out->arena, path);
-    if (!out->path) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    if (!out->path) status = tdm_fail_oom(err, "for the run directory");
     char *job = status == TDM_OK ? tdm_path_join(out->arena, path, "job.yaml") : NULL;
     if (status == TDM_OK && (!job || !tdm_path_is_file(job)))
         status = tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: not a run: it has no job.yaml", path);
@@ -427,7 +426,7 @@ tdm_status tdm__run_set_aside(tdm__run *run, uint64_t step, tdm_error *err)
         if (!tdm_checkpoint_step_of(names[i], &its_step) || its_step <= step) continue;
         char *from = tdm_path_join(run->arena, run->checkpoint_dir, names[i]);
         char *to = from ? tdm_arena_printf(run->arena, "%s.damaged", from) : NULL;
-        if (!to) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+        if (!to) return tdm_fail_oom(err, "for the run directory");
         if (rename(from, to) != 0) return tdm_os_fail(err, "renaming", from);
         tdm_log(TDM_LOG_INFO, "train", "%s was renamed to %s.damaged", from, names[i]);
     }
@@ -451,7 +450,7 @@ static tdm_status checkpoint_dir_of(const char *path, tdm_arena *arena, char **o
                         "runs/digits-1, or a .safetensors file in its checkpoints",
                         path);
     char *dir = tdm_path_join(arena, path, "checkpoints");
-    if (!dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    if (!dir) return tdm_fail_oom(err, "for the run directory");
     if (!tdm_path_is_dir(dir))
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: not a run: it has no directory 'checkpoints'",
                         path);
@@ -463,7 +462,7 @@ tdm_status tdm_run_check(const char *path, tdm_error *err)
 {
     char *dir;
     tdm_arena *arena = tdm_arena_create("run");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    if (!arena) return tdm_fail_oom(err, "for the run directory");
     tdm_status status = checkpoint_dir_of(path, arena, &dir, err);
     tdm_arena_destroy(arena);
     return status;
@@ -511,7 +510,7 @@ tdm_status tdm_run_find(const tdm_job *job, tdm_arena *arena, char **out_path, t
         TDM_TRY(tdm_dir_list(job->run.dir, arena, &entries, &count, err));
     for (size_t i = 0; i < count; i++) {
         char *dir = tdm_arena_printf(arena, "%s/%s/checkpoints", job->run.dir, entries[i]);
-        if (!dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+        if (!dir) return tdm_fail_oom(err, "for the run directory");
         uint64_t number = run_number_of(entries[i], job->name);
         if (number > newest && tdm_path_is_dir(dir) && !checkpoint_dir_is_empty(dir, arena))
             newest = number;
@@ -521,7 +520,7 @@ tdm_status tdm_run_find(const tdm_job *job, tdm_arena *arena, char **out_path, t
                         job->run.dir, job->name);
     *out_path = tdm_arena_printf(arena, "%s/%s-%llu", job->run.dir, job->name,
                                  (unsigned long long)newest);
-    return *out_path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    return *out_path ? TDM_OK : tdm_fail_oom(err, "for the run directory");
 }
 
 tdm_status tdm__run_newest(const char *path, bool is_ours, tdm_arena *arena, char **out_path,
@@ -531,7 +530,7 @@ tdm_status tdm__run_newest(const char *path, bool is_ours, tdm_arena *arena, cha
     TDM_TRY(checkpoint_dir_of(path, arena, &dir, err));
     if (!dir) {
         *out_path = tdm_arena_strdup(arena, path);
-        return *out_path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+        return *out_path ? TDM_OK : tdm_fail_oom(err, "for the run directory");
     }
     tdm_status status = tdm_checkpoint_newest(dir, arena, out_path, err);
     bool has_none = status == TDM_ERR_NOT_FOUND && checkpoint_dir_is_empty(dir, arena);

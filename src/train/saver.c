@@ -9,6 +9,7 @@
  * Chunks of the state are divided among the writers in contiguous runs of about equal size.
  */
 #include "train/saver.h"
+#include "base/base.h"
 #include "comm/comm.h"
 #include "os/os.h"
 
@@ -61,7 +62,7 @@ static tdm_status saver_find_writers(tdm__saver *s, tdm_error *err)
 {
     int size = tdm__size_of(s->comm);
     s->writers = tdm_arena_array(s->arena, (size_t)size, sizeof(*s->writers));
-    if (!s->writers) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    if (!s->writers) return tdm_fail_oom(err, "in training");
     s->writer_index = -1;
     for (int i = 0; i < size; i++) {
         bool sees = i == 0 ||
@@ -101,7 +102,7 @@ static tdm_status saver_prepare_pool(tdm__saver *s, tdm_error *err)
 {
     s->pool = s->options.pool ? s->options.pool : tdm__snapshot_pool_create();
     s->own_pool = !s->options.pool;
-    if (!s->pool) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    if (!s->pool) return tdm_fail_oom(err, "in training");
     bool copies = s->options.background && s->options.expected && s->whole && !s->in_files;
     if (!copies || s->writer_index < 0 || !saver_copy_fits(s)) return TDM_OK;
     tdm_extent share = saver_chunks_of(s, s->writer_index, s->writer_count);
@@ -119,7 +120,7 @@ static tdm_status saver_prepare(tdm__saver *s, tdm_error *err)
 {
     tdm__state *state = s->state;
     s->arena = tdm_arena_create("saver");
-    if (!s->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    if (!s->arena) return tdm_fail_oom(err, "in training");
     s->whole = state_is_whole(state);
     s->in_files = tdm_params_info_of(state->store).file_bytes > 0;
     TDM_TRY(saver_find_writers(s, err));
@@ -137,7 +138,7 @@ static tdm_status saver_prepare(tdm__saver *s, tdm_error *err)
     }
     s->board = calloc(1, bytes);
     s->own_board = true;
-    return s->board ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    return s->board ? TDM_OK : tdm_fail_oom(err, "in training");
 }
 
 /* Distributes the address of the board to the other writers. Collective. */
@@ -161,7 +162,7 @@ tdm_status tdm__saver_create(const tdm__saver_options *options, tdm__saver **out
     if (!err) err = &local;
     tdm_comm *comm = options->state->comm;
     tdm__saver *s = calloc(1, sizeof(*s));
-    tdm_status status = s ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    tdm_status status = s ? TDM_OK : tdm_fail_oom(err, "in training");
     if (s) {
         s->options = *options;
         s->state = options->state;
@@ -305,7 +306,7 @@ static tdm_status job_prepare_lazy_copy(tdm__saver *s, tdm__saver_job *job, tdm_
         piece->bytes = now;
     }
     job->copies = !missing;
-    return missing ? tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory") : TDM_OK;
+    return missing ? tdm_fail_oom(err, "in training") : TDM_OK;
 }
 
 /* Assigns positions in the copy: with the same alignment as in the file, so that pieces can be written with
@@ -330,7 +331,7 @@ static tdm_status job_collect_pieces(tdm__saver *s, tdm__saver_job *job, tdm_ext
     bool lazy = how->copies && how->lazy;
     *bad = -1;
     job->pieces = tdm_arena_array(job->arena, share.count + 1, sizeof(*job->pieces));
-    if (!job->pieces) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    if (!job->pieces) return tdm_fail_oom(err, "in training");
     for (size_t i = 0; i < share.count; i++) {
         const tdm_state_chunk *chunk = &s->chunks[share.first + i];
         job->pieces[i] = (tdm__saver_piece){.chunk = share.first + i,
@@ -379,7 +380,7 @@ static tdm_status job_copy_content(tdm__saver *s, tdm__saver_job *job,
     const char **names = tdm_arena_array(arena, (size_t)from->class_count + 1, sizeof(*names));
     tdm_named_tensor *tensors = tdm_arena_array(arena, s->state->tensor_count + 1,
                                                 sizeof(*tensors));
-    if (!names || !tensors) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    if (!names || !tensors) return tdm_fail_oom(err, "in training");
     for (int64_t i = 0; i < from->class_count; i++)
         names[i] = copy_text(arena, from->class_names[i], &missing);
     for (size_t i = 0; i < s->state->tensor_count; i++) {
@@ -390,7 +391,7 @@ static tdm_status job_copy_content(tdm__saver *s, tdm__saver_job *job,
     c->class_names = names;
     c->tensors = tensors;
     c->tensor_count = s->state->tensor_count;
-    return missing ? tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory") : TDM_OK;
+    return missing ? tdm_fail_oom(err, "in training") : TDM_OK;
 }
 
 /* The disk space needed: a packed file and the plain one exist together for a while. */
@@ -428,7 +429,7 @@ static tdm_status job_create_file(tdm__saver *s, tdm__saver_job *job, const tdm_
     TDM_TRY(job_copy_content(s, job, what->content, err));
     int *writers = tdm_arena_array(job->arena, (size_t)s->writer_count, sizeof(*writers));
     job->dir = tdm_path_dirname(job->arena, what->path);
-    if (!writers || !job->dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    if (!writers || !job->dir) return tdm_fail_oom(err, "in training");
     memcpy(writers, s->writers, (size_t)s->writer_count * sizeof(*writers));
     job->writers = writers;
     job->chunk_count = s->chunk_count;
@@ -558,7 +559,7 @@ static tdm_status saver_save_sharded(tdm__saver *s, const tdm__save *what, tdm_e
         tdm_arena *arena = tdm_arena_create("retention");
         const char *dir = arena ? tdm_path_dirname(arena, what->path) : NULL;
         tdm_status status = dir ? tdm_checkpoint_note(dir, saved.step, &what->metrics, &why)
-                                : tdm_fail(&why, TDM_ERR_NO_MEMORY, "train: no memory");
+                                : tdm_fail_oom(&why, "in training");
         if (status == TDM_OK)
             status = tdm_checkpoint_retain(dir, &s->options.retention, saved.step, &why);
         if (status != TDM_OK) snprintf(saved.message, sizeof(saved.message), "%s", why.message);
@@ -579,7 +580,7 @@ static tdm_status saver_open_file(tdm__saver *s, tdm__saver_job *job, const tdm_
     if (s->rank == 0) {
         out->step = what->content->position.step;
         out->error.status = job ? job_create_file(s, job, what, &out->invitation, &out->error)
-                                : tdm_fail(&out->error, TDM_ERR_NO_MEMORY, "train: no memory");
+                                : tdm_fail_oom(&out->error, "in training");
     }
     if (tdm__size_of(s->comm) > 1)
         TDM_TRY(
@@ -641,9 +642,8 @@ tdm_status tdm__saver_begin(tdm__saver *saver, const tdm__save *what, const char
     opening open;
     tdm_status status = saver_open_file(saver, job, what, &open, err);
     if (status == TDM_OK && open.error.status == TDM_OK)
-        status = tdm__agree(saver->comm,
-                            job ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory"),
-                            NULL, err);
+        status = tdm__agree(saver->comm, job ? TDM_OK : tdm_fail_oom(err, "in training"), NULL,
+                            err);
     if (status != TDM_OK || open.error.status != TDM_OK || !job) {
         if (status == TDM_OK) saver_keep_failure(saver, what, &open);
         tdm__saver_job_abandon(job);

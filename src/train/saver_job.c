@@ -143,7 +143,7 @@ static tdm_status job_write_group(tdm__saver_job *job, size_t first, size_t coun
     for (size_t i = 0; i < count; i++)
         parts[i] = (tdm_sha256_part){.bytes = pieces[i].bytes, .count = pieces[i].count};
     if (tdm_sha256_of_many(parts, count) != TDM_OK)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to hash a checkpoint");
+        return tdm_fail_oom(err, "to hash a checkpoint");
     for (size_t i = 0, n; i < count && *continues; i += n) {
         size_t bytes = 0;
         n = pieces_adjacent(&pieces[i], count - i);

@@ -7,6 +7,7 @@
  * file; if one has read another number of bytes, the file changed while training started, which is an
  * error.
  */
+#include "base/base.h"
 #include "comm/comm.h"
 #include "data/data.h"
 #include "os/os.h"
@@ -80,8 +81,8 @@ tdm_status tdm__data_share(tdm_job_data *data, tdm_comm *comm, tdm_error *err)
     tdm_arena *arena = tdm_arena_create("offers");
     offer *offers = arena ? tdm_arena_array(arena, (size_t)tdm_comm_size(comm), sizeof(*offers))
                           : NULL;
-    tdm_status status = tdm__agree(
-        comm, offers ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory"), NULL, err);
+    tdm_status status = tdm__agree(comm, offers ? TDM_OK : tdm_fail_oom(err, "in training"), NULL,
+                                   err);
     assert(offers || status != TDM_OK);
     tdm_dataset *none[2] = {NULL, NULL}, *both[2] = {data->train, data->test};
     if (status == TDM_OK && data->whole)

@@ -9,6 +9,7 @@
  * "train.bad_numbers". Every rank has these small tensors, with the same values. (state_io.c initialises,
  * restores and saves the state.)
  */
+#include "base/base.h"
 #include "train/internal.h"
 
 #include <stdio.h>
@@ -24,7 +25,7 @@ enum { SKIPS_NUMBERS = sizeof(tdm__skips) / sizeof(double) };
 static tdm_status state_add_item(tdm__state *s, const char *name, tdm_tensor view, int block,
                                  size_t param, tdm_error *err)
 {
-    if (!name) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    if (!name) return tdm_fail_oom(err, "in training");
     s->items[s->tensor_count++] = (tdm__state_item){{name, view}, block, param};
     return TDM_OK;
 }
@@ -65,7 +66,7 @@ static tdm_status state_add_items(tdm__state *s, const tdm_job *job, bool has_em
     size_t max = params * (2 + TDM_OPTIM_MAX_STATES) + 3;
     s->items = tdm_arena_array(s->arena, max, sizeof(*s->items));
     s->tensors = tdm_arena_array(s->arena, max, sizeof(*s->tensors));
-    if (!s->items || !s->tensors) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    if (!s->items || !s->tensors) return tdm_fail_oom(err, "in training");
     for (size_t i = 0; i < params; i++) TDM_TRY(state_add_param(s, i, has_ema, err));
     if (s->optimiser && job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU)
         TDM_TRY(state_add_small(s, TDM__PLATEAU_NAME, PLATEAU_NUMBERS, &s->plateau, err));
@@ -84,7 +85,7 @@ static tdm_status state_make_optimiser(tdm__state *s, const tdm_job *job, tdm_er
 {
     size_t count = tdm_graph_param_count(s->graph), trained = 0;
     tdm_optim_param *params = tdm_arena_array(s->arena, count + 1, sizeof(*params));
-    if (!params) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    if (!params) return tdm_fail_oom(err, "in training");
     for (size_t i = 0; i < count; i++) {
         const tdm_param_info *p = tdm_graph_param_at(s->graph, i);
         if (p->trained)
@@ -102,7 +103,7 @@ static tdm_status state_prepare(tdm__state *s, const tdm_model_options *model, t
     one_row.batch = 1;
     one_row.training = false;
     s->arena = tdm_arena_create("training state");
-    if (!s->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory for the state");
+    if (!s->arena) return tdm_fail_oom(err, "for the state");
     TDM_TRY(tdm_model_build(&one_row, &s->graph, err));
     if (use == TDM__STATE_FOR_TRAINING) TDM_TRY(state_make_optimiser(s, model->job, err));
     s->has_ema = s->optimiser && model->job->optim.ema > 0;
@@ -110,7 +111,7 @@ static tdm_status state_prepare(tdm__state *s, const tdm_model_options *model, t
     size_t statistics = tdm_graph_grad_extent(s->graph) - tdm_graph_trained_extent(s->graph);
     if (!s->has_ema || statistics == 0) return TDM_OK;
     s->statistics = tdm_arena_array(s->arena, statistics, sizeof(float));
-    return s->statistics ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    return s->statistics ? TDM_OK : tdm_fail_oom(err, "in training");
 }
 
 /* Measured once: members of later epochs get the value from the others. */

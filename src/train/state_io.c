@@ -10,6 +10,7 @@
  * All ranks execute the same collective calls, whatever happens on rank 0: operations that can fail there are done
  * before the first call, or (disk errors) are recorded until after the last; then all ranks agree on the result.
  */
+#include "base/base.h"
 #include "data/data.h"
 #include "nn/nn.h"
 #include "train/internal.h"
@@ -65,7 +66,7 @@ static tdm_status state_write_blocks(tdm__state *s, unsigned blocks, numbers_fn 
 static tdm_status window_create(float **out, tdm_error *err)
 {
     *out = malloc(WINDOW_ELEMENTS * sizeof(float));
-    return *out ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    return *out ? TDM_OK : tdm_fail_oom(err, "in training");
 }
 
 /* Distributes rank 0's small tensors. Collective. */
@@ -153,7 +154,7 @@ static tdm_status beginning_normalise(beginning *b, const tdm_job *job, const td
     if (how == TDM_JOB_NORMALISE_NONE || info->kind == TDM_DATA_KIND_TOKENS) return TDM_OK;
     float *scale = calloc(F + 1, sizeof(*scale));
     b->norms[1] = scale;
-    if (!scale) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory for the normalisation");
+    if (!scale) return tdm_fail_oom(err, "for the normalisation");
     if (how == TDM_JOB_NORMALISE_SCALE ||
         (how == TDM_JOB_NORMALISE_AUTO && info->storage == TDM_DTYPE_U8)) {
         double largest = info->storage == TDM_DTYPE_U8 ? 255.0 : tdm_dataset_largest(train);
@@ -173,8 +174,7 @@ static tdm_status beginning_normalise(beginning *b, const tdm_job *job, const td
     }
     bool done = shift && moments;
     free(moments);
-    return done ? TDM_OK
-                : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory for the normalisation");
+    return done ? TDM_OK : tdm_fail_oom(err, "for the normalisation");
 }
 
 static tdm_status beginning_read_file(beginning *b, const char *path, size_t *found, tdm_error *err)
@@ -201,7 +201,7 @@ static tdm_status beginning_prepare(tdm__state *s, const tdm_job *job, const tdm
                                     beginning *b, float **window, tdm_error *err)
 {
     b->from = calloc(tdm_graph_param_count(s->graph) + 1, sizeof(void *));
-    if (!b->from) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    if (!b->from) return tdm_fail_oom(err, "in training");
     TDM_TRY(beginning_normalise(b, job, train, err));
     if (job->model.init_from)
         TDM_TRY(beginning_read_file(b, job->model.init_from, &s->from_file_count, err));
@@ -273,7 +273,7 @@ static tdm_status restoring_prepare(tdm__state *s, const tdm_checkpoint *checkpo
 {
     for (int block = 0; block < MAX_BLOCKS; block++) {
         r->from[block] = calloc(tdm_graph_param_count(s->graph) + 1, sizeof(void *));
-        if (!r->from[block]) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+        if (!r->from[block]) return tdm_fail_oom(err, "in training");
     }
     for (size_t i = 0; i < s->tensor_count; i++) {
         const tdm__state_item *item = &s->items[i];

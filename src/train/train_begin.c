@@ -7,6 +7,7 @@
  * world (parameter store, team, prefetch) is created again for each membership epoch; train_epoch.c calls these
  * functions in order.
  */
+#include "base/base.h"
 #include "eval/eval.h"
 #include "nn/nn.h"
 #include "train/trainer.h"
@@ -62,7 +63,7 @@ tdm_status tdm__make_team(tdm__trainer *t, tdm_error *err)
     if (!t->indices)
         t->indices = tdm_arena_array(t->arena, (size_t)(t->schedule.full_batch / lanes + 1),
                                      sizeof(*t->indices));
-    if (!t->indices) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    if (!t->indices) return tdm_fail_oom(err, "in training");
     tdm_status status = tdm_team_create(&o, &t->team, err);
     /* Errors in the job occur on all ranks, which end together. */
     if (status == TDM_ERR_JOB_INVALID || status == TDM_ERR_UNSUPPORTED)
@@ -229,9 +230,9 @@ tdm_status tdm__begin_alone(tdm__trainer *t, tdm_error *err)
 {
     t->position.seed = (uint64_t)t->job->seed;
     t->arena = tdm_arena_create("training");
-    if (!t->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    if (!t->arena) return tdm_fail_oom(err, "in training");
     job_show_canonical(t->job, &t->job_yaml);
-    if (!tdm_str_ok(&t->job_yaml)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    if (!tdm_str_ok(&t->job_yaml)) return tdm_fail_oom(err, "in training");
     return TDM_OK;
 }
 

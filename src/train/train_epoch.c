@@ -22,6 +22,7 @@
  * then the step's record in shared memory has its result. Only rank 0 of the current epoch makes changes
  * visible on disk, and it asks the store for confirmation before that.
  */
+#include "base/base.h"
 #include "comm/comm.h"
 #include "kv/kv.h"
 #include "membership/membership.h"
@@ -540,7 +541,7 @@ static tdm_status trainer_prepare_for_epochs(tdm__trainer *t, tdm_error *err)
     t->plan_cache = tdm_plan_cache_create();
     if (has_ledger) t->ledger_recent = calloc(TDM__LEDGER_RECENT, sizeof(*t->ledger_recent));
     if (!t->plan_cache || (has_ledger && !t->ledger_recent))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+        return tdm_fail_oom(err, "in training");
     return TDM_OK;
 }
 

@@ -214,7 +214,7 @@ tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err)
                       .metrics = metrics_of(t),
                       .waits = t->is_ending};
 
-    tdm_status status = what.path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    tdm_status status = what.path ? TDM_OK : tdm_fail_oom(err, "in training");
     TDM_TRY(tdm__agree(t->comm, status, NULL, err));
     tdm_os_test_point(&(tdm_test_point){"checkpoint", t->position.step, tdm__rank_of(t->comm), 0});
     if (t->leads) tdm__ledger_sync(&t->ledger);

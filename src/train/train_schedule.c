@@ -3,6 +3,7 @@
  * step. It is a function of the job and the data only; the training loop, `tandem replay` and `tandem
  * ledger` use it.
  */
+#include "base/base.h"
 #include "job/job.h"
 #include "train/internal.h"
 
@@ -83,7 +84,7 @@ tdm_status tdm__train_schedule_compare(tdm__train_schedule *schedule, tdm_comm *
     if (tdm__size_of(comm) == 1) return TDM_OK;
     tdm_status status = TDM_OK;
     if (test && !schedule->test_hash[0] && tdm_dataset_hash(test, schedule->test_hash) != TDM_OK)
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory to hash the data");
+        status = tdm_fail_oom(err, "to hash the data");
     TDM_TRY(tdm__agree(comm, status, NULL, err));
     TDM_TRY(data_compare(schedule->data.train, schedule->data_hash, comm, err));
     return test ? data_compare(test, schedule->test_hash, comm, err) : TDM_OK;

@@ -7,6 +7,7 @@
  * the ranks is the total rate. All ranks see the same counts; only rank 0 logs them.
  */
 #include "train/watch.h"
+#include "base/base.h"
 
 #include <assert.h>
 #include <math.h>
@@ -39,8 +40,7 @@ tdm_status tdm__watch_init(tdm__watch *w, tdm_comm *comm, const tdm_team *team, 
     w->straggler = -1;
     w->slow_factor = w->window_begin_s = 0;
     w->has_rates = false;
-    TDM_TRY(tdm__agree(comm, good ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory"),
-                       NULL, err));
+    TDM_TRY(tdm__agree(comm, good ? TDM_OK : tdm_fail_oom(err, "in training"), NULL, err));
     assert(w->ranks && w->before && w->first && w->names);
     memset(w->names, 0, count * sizeof(*w->names));
     memset(w->ranks, 0, count * sizeof(*w->ranks));

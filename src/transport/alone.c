@@ -2,6 +2,7 @@
  * alone.c: the transport of a world of one rank: it sends nothing, but its wait can be woken.
  */
 #include "transport/alone.h"
+#include "base/base.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -72,7 +73,7 @@ static const tdm__transport_ops ops = {
 tdm_status tdm__alone_create(tdm__transport **out, tdm_error *err)
 {
     alone *a = calloc(1, sizeof(*a));
-    if (!a) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for a transport");
+    if (!a) return tdm_fail_oom(err, "for a transport");
     a->base.ops = &ops;
     a->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (a->bell < 0) {

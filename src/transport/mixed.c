@@ -8,6 +8,7 @@
  * without a descriptor is polled: first at once, then after sleeps that grow to a millisecond while
  * nothing happens.
  */
+#include "base/base.h"
 #include "transport/shm.h"
 
 #include <stdatomic.h>
@@ -133,7 +134,7 @@ tdm_status tdm__mixed_create(tdm__transport *near_end, tdm__transport *far_end,
         free(is_near);
         far_end->ops->destroy(far_end);
         near_end->ops->destroy(near_end);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for a pair of transports");
+        return tdm_fail_oom(err, "for a pair of transports");
     }
     for (int i = 0; i < options->size; i++)
         is_near[i] = options->host_of[i] == options->host_of[options->rank];

@@ -11,6 +11,7 @@
  * what it copies from our memory.
  */
 #include "transport/shm.h"
+#include "base/base.h"
 #include "transport/shm_inner.h"
 
 #include <errno.h>
@@ -186,7 +187,7 @@ tdm_status tdm__shm_create(tdm__host *host, const tdm__transport_options *option
         free(s);
         free(place_of);
         free(peers);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the transport shm");
+        return tdm_fail_oom(err, "for the transport shm");
     }
 
     for (int i = 0; i < options->size; i++) place_of[i] = -1;

@@ -230,7 +230,7 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
                          uint8_t address[TDM__MAX_ADDRESS], size_t *address_bytes, tdm_error *err)
 {
     tdm__tcp *tcp = calloc(1, sizeof(*tcp));
-    if (!tcp) return tdm_fail(err, TDM_ERR_NO_MEMORY, "tcp: no memory left");
+    if (!tcp) return tdm_fail_oom(err, "for a message");
     tcp->transport.ops = &tdm__transport_tcp;
     tcp->rank = options->rank;
     tcp->size = options->size;

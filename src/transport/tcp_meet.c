@@ -250,8 +250,7 @@ static size_t tls_buffer(const tdm__tcp *tcp)
 static tdm_status begin_encrypting(meet *all, meeting *m, tdm_error *err)
 {
     uint8_t key[MAC];
-    if (!prove(all->tcp, "tandem link key", m, key))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "tcp: no memory left");
+    if (!prove(all->tcp, "tandem link key", m, key)) return tdm_fail_oom(err, "for a message");
     tdm__tls_options options = {.context = all->tcp->tls,
                                 .is_server = !m->is_ours,
                                 .key = key,
@@ -284,8 +283,7 @@ static tdm_status step_hello(meet *all, meeting *m, tdm_error *err)
                        .streams = (uint32_t)tcp->streams,
                        .protection = m->protection};
     TDM_TRY(tdm_os_random(m->proof.nonce, sizeof(m->proof.nonce), err));
-    if (!prove(tcp, "tandem link from", m, m->proof.mac))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "tcp: no memory left");
+    if (!prove(tcp, "tandem link from", m, m->proof.mac)) return tdm_fail_oom(err, "for a message");
     if (!send_fixed(m, &m->proof, sizeof(m->proof)))
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s closed the connection", m->remote);
     m->phase = AWAITING_ANSWER;
@@ -295,8 +293,7 @@ static tdm_status step_hello(meet *all, meeting *m, tdm_error *err)
 static tdm_status step_answer(meet *all, meeting *m, tdm_error *err)
 {
     uint8_t wanted[MAC];
-    if (!prove(all->tcp, "tandem link to", m, wanted))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "tcp: no memory left");
+    if (!prove(all->tcp, "tandem link to", m, wanted)) return tdm_fail_oom(err, "for a message");
     if (!tdm__proof_equal(wanted, m->in))
         return tdm_fail(err, TDM_ERR_PEER_REFUSED,
                         "tcp: what listens for rank %d at %s does not know this world's key",
@@ -506,7 +503,7 @@ static tdm_status run(meet *all, tdm_error *err)
         struct pollfd *filled = fill_poll(all, fds, &capacity, &count);
         double left_s = all->until_s - tdm_clock_s();
         if (!filled) {
-            status = tdm_fail(err, TDM_ERR_NO_MEMORY, "tcp: no memory to connect");
+            status = tdm_fail_oom(err, "to connect");
             break;
         }
         fds = filled;
@@ -542,7 +539,7 @@ static tdm_status begin(meet *all, const size_t *address_bytes, tdm_error *err)
             return tdm_fail(err, TDM_ERR_PEER_MISMATCH, "tcp: rank %d has an address of %zu bytes",
                             i, address_bytes[i]);
         peer->links = calloc((size_t)tcp->streams, sizeof(*peer->links));
-        if (!peer->links) return tdm_fail(err, TDM_ERR_NO_MEMORY, "tcp: no memory for connections");
+        if (!peer->links) return tdm_fail_oom(err, "for connections");
         peer->state = TDM__TCP_WELL;
         for (int k = 0; k < tcp->streams; k++) {
             peer->links[k].peer = peer;
@@ -550,7 +547,7 @@ static tdm_status begin(meet *all, const size_t *address_bytes, tdm_error *err)
             all->missing++;
             if (i > tcp->rank) continue;
             meeting *m = meeting_add(all, -1, CONNECTING, true);
-            if (!m) return tdm_fail(err, TDM_ERR_NO_MEMORY, "tcp: no memory for connections");
+            if (!m) return tdm_fail_oom(err, "for connections");
             m->peer = i;
             m->stream_index = k;
             m->again_s = tdm_clock_s();

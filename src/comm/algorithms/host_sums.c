@@ -7,6 +7,7 @@
  * alone has the same pairs.
  */
 #include "comm/algorithms/host_sums.h"
+#include "base/base.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -64,9 +65,7 @@ tdm_status tdm__host_sums_init(tdm__host_sums *sums, const tdm_group *group,
     struct tdm__pair *pairs = (struct tdm__pair *)(nodes + leaves->count);
     enum { NO_HOST = -1, MERGED = -2 };
     int *owners = malloc((size_t)leaves->count * sizeof(*owners));
-    if (!owners)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the %d parts of a reduction",
-                        leaves->count);
+    if (!owners) return tdm_fail_oom(err, "for the %d parts of a reduction", leaves->count);
 
     for (int i = 0; i < leaves->count; i++) {
         owners[i] = group->host_of[rank_of_leaf(leaves, group->size, i)];

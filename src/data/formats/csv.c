@@ -8,6 +8,7 @@
  * the first is read: since a cell has at least one character and a separator, the size of the file
  * bounds it.
  */
+#include "base/base.h"
 #include "data/formats/csv_records.h"
 
 #include <stdio.h>
@@ -36,7 +37,7 @@ typedef struct csv_reader {
 
 static tdm_status no_memory(const csv_reader *reader, tdm_error *err)
 {
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for the table", reader->source->name);
+    return tdm_fail_oom(err, "for the table (%s)", reader->source->name);
 }
 
 /* ---- which column is the label --------------------------------------------------------------- */

@@ -9,6 +9,7 @@
  * Invariant: next <= end, and `line` is one more than the line ends before `next`.
  */
 #include "data/formats/csv_records.h"
+#include "base/base.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -37,8 +38,7 @@ tdm_status tdm__csv_records_init(tdm__csv_records *records, const tdm__data_sour
     records->special['"'] = records->special['\r'] = records->special['\n'] = true;
     records->special[0] = true;
     records->unquoted = tdm_arena_create("CSV record");
-    if (!records->unquoted)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory to read it", source->name);
+    if (!records->unquoted) return tdm_fail_oom(err, "to read it (%s)", source->name);
     return TDM_OK;
 }
 
@@ -134,7 +134,7 @@ static tdm_status read_quoted(tdm__csv_records *records, tdm_error *err)
     const char *text = start;
     if (doubled > 0) {
         text = undouble(records, start, length, doubled);
-        if (!text) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory", records->name);
+        if (!text) return tdm_fail_oom(err, "for %s", records->name);
     }
     p++;
     while (p < records->end && is_blank(records, *p)) p++;

@@ -9,6 +9,7 @@
  * Nothing in the header is believed: the product of the dimensions is taken with overflow checks
  * and must match the length of the file to the byte before anything is allocated or read.
  */
+#include "base/base.h"
 #include "data/internal.h"
 
 #include <math.h>
@@ -235,7 +236,7 @@ static tdm_status map_to_given(const tdm__data_source *source, tdm__classes *cla
                                int32_t *labels, int64_t count, int32_t largest, tdm_error *err)
 {
     int32_t *numbers = malloc(((size_t)largest + 1) * sizeof(*numbers));
-    if (!numbers) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory", source->label_name);
+    if (!numbers) return tdm_fail_oom(err, "for %s", source->label_name);
     for (int32_t i = 0; i <= largest; i++) {
         char text[16];
         size_t length = (size_t)snprintf(text, sizeof(text), "%d", i);
@@ -276,7 +277,7 @@ static tdm_status name_classes(const tdm__data_source *source, const tdm_data_op
     }
     tdm__classes_release(&classes);
     TDM_TRY(status);
-    if (!names) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory", source->label_name);
+    if (!names) return tdm_fail_oom(err, "for %s", source->label_name);
     info->class_names = names;
     info->class_count = count;
     return TDM_OK;
@@ -289,7 +290,7 @@ static tdm_status read_labels(const tdm__data_source *source, const tdm_data_opt
     TDM_TRY(read_header(source->label_name, source->label_bytes, source->label_count, &array, err));
     TDM_TRY(check_label_array(source, &array, dataset->info.sample_count, err));
     int32_t *labels = malloc((size_t)dataset->info.sample_count * sizeof(*labels));
-    if (!labels) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory", source->label_name);
+    if (!labels) return tdm_fail_oom(err, "for %s", source->label_name);
     dataset->owned_classes = labels;
     dataset->classes = labels;
     int32_t largest = 0;

@@ -6,6 +6,7 @@
  * nothing is stored twice: one or two bytes for each character, and that is all. Nothing is changed
  * on the way: line breaks, spaces and control characters are characters like all others.
  */
+#include "base/base.h"
 #include "data/internal.h"
 
 #include <stdlib.h>
@@ -26,7 +27,7 @@ static tdm_status copy_names(const tdm_data_options *options, tdm_dataset *datas
         names[i] = tdm_arena_strdup(dataset->arena, given ? given : "");
         if (!names[i]) names = NULL;
     }
-    if (!names) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the vocabulary");
+    if (!names) return tdm_fail_oom(err, "for the vocabulary");
     info->class_names = names;
     info->class_count = options->class_count;
     return TDM_OK;

@@ -7,6 +7,7 @@
  * Neither calls `ref`, which supports bf16 itself and is tried last. Both refuse f32 inputs.
  * wide_prepare() creates the inner call; scratch is the inner kernel's, then the two inputs in f32.
  */
+#include "base/base.h"
 #include "tensor/kernels/backends.h"
 
 #include <stdlib.h>
@@ -39,7 +40,7 @@ static void close_wide(void *backend)
 static tdm_status open_wide(bool vendor, void **out, tdm_error *err)
 {
     wide *b = calloc(1, sizeof(*b) + tdm_kernel_backend_count() * sizeof(b->inner[0]));
-    if (!b) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bf16: no memory");
+    if (!b) return tdm_fail_oom(err, "for values in bf16");
     b->vendor = vendor;
     *out = b;
     return TDM_OK;
@@ -98,7 +99,7 @@ static tdm_status wide_prepare(void *backend, tdm_kernel_call *call, tdm_op_kind
     if (call->in[0].dtype != TDM_DTYPE_BF16)
         return tdm_fail(err, TDM_ERR_UNSUPPORTED, "bf16: the inputs are not bf16");
     widened *w = calloc(1, sizeof(*w));
-    if (!w) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bf16: no memory");
+    if (!w) return tdm_fail_oom(err, "for values in bf16");
     w->call = *call;
     for (int i = 0; i < WIDE_INPUTS; i++) w->call.in[i].dtype = TDM_DTYPE_F32;
     tdm_status status = choose_inner(backend, op, w, err);

@@ -15,6 +15,7 @@
  * Primitives and memory handles are created in conv_prepare(); run() sets pointers and executes. Scratch
  * is oneDNN's scratchpad, then the operands in its order.
  */
+#include "base/base.h"
 #include "tensor/kernels/onednn/onednn.h"
 
 #include <assert.h>
@@ -325,7 +326,7 @@ static tdm_status conv_prepare(void *backend, tdm_kernel_call *call, direction w
     if (tdm_tensor_elements(o.image) == 0 || tdm_tensor_elements(o.result) == 0)
         return tdm_fail(err, TDM_ERR_UNSUPPORTED, "oneDNN: an empty image");
     convolution *c = calloc(1, sizeof(*c));
-    if (!c) return tdm_fail(err, TDM_ERR_NO_MEMORY, "oneDNN: no memory for a convolution");
+    if (!c) return tdm_fail_oom(err, "for a convolution");
     c->way = way;
     call->prepared = c;
     tdm_status status = make_conv(backend, call, c, err);

@@ -11,6 +11,7 @@
  * Primitives and memory handles are created in prepare(); run() sets the pointers of the handles
  * and executes. Scratch is oneDNN's scratchpad, which the two share.
  */
+#include "base/base.h"
 #include "tensor/kernels/onednn/onednn.h"
 
 #include <assert.h>
@@ -144,7 +145,7 @@ static tdm_status prepare_matmul(void *backend, tdm_kernel_call *call, tdm_error
     if (tdm_tensor_elements(&call->out[0]) == 0 || tdm_tensor_elements(&call->in[0]) == 0)
         return tdm_fail(err, TDM_ERR_UNSUPPORTED, "oneDNN: an empty product");
     products *p = calloc(1, sizeof(*p));
-    if (!p) return tdm_fail(err, TDM_ERR_NO_MEMORY, "oneDNN: no memory for a product");
+    if (!p) return tdm_fail_oom(err, "for a product");
     call->prepared = p;
     sizes s = sizes_of(call);
     bool batch = s.count > 0;

@@ -6,6 +6,7 @@
  * execute (it copies its argument list); nothing else here does.
  */
 #include "tensor/kernels/onednn/onednn.h"
+#include "base/base.h"
 
 #include <assert.h>
 #include <pthread.h>
@@ -84,7 +85,7 @@ tdm_status tdm__onednn_open(void **out, tdm_error *err)
     static pthread_once_t onednn_isa_once = PTHREAD_ONCE_INIT;
     pthread_once(&onednn_isa_once, hold_to_level);
     tdm__onednn *b = calloc(1, sizeof(*b));
-    if (!b) return tdm_fail(err, TDM_ERR_NO_MEMORY, "oneDNN: no memory for an engine");
+    if (!b) return tdm_fail_oom(err, "for an engine");
     tdm_status status = tdm__onednn_check(dnnl_engine_create(&b->engine, dnnl_cpu, 0),
                                           "making an engine", err);
     if (status == TDM_OK)
