@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""Kills what it likes while `tandem train` runs; the bits must not change.
+"""Random process faults while `tandem train` runs on one host; the trained bits must not change.
 
 Usage: chaos.py TANDEM [--runs N] [--seed S] [--at-once K] [--only KIND]
 
-Each run draws, from its seed, a model (MLP, CNN with batch norm and dropout, GPT), ZeRO 0 to 3, 2 to 6
-ranks, and 1 to 5 blows. A blow is a real SIGKILL of a real process: at a point inside of a phase of the
-step (TANDEM_TEST_KILL: forward, backward, reduce, in the middle of a piece's update, between two of them,
-publish, checkpoint and its commit), or of a recovery; or at any instant from outside: a worker, all workers at once, the agent, the launcher; or a worker is stopped and goes on much
-later; or the power fails (all are killed) and the run is resumed on another number of ranks. Every run
-must end by itself, with exit code 0 where the launcher lives, with the hash of an undisturbed run on one
-rank, with a ledger that proves every sample, and without leaving a process behind.
+From its seed, each run draws a model (MLP, CNN with batch norm and dropout, GPT), ZeRO 0 to 3, 2 to 6 ranks,
+and 1 to 5 faults. The kinds of faults:
+    point       SIGKILL inside a phase of a step or of a recovery, by TANDEM_TEST_KILL: forward, backward, reduce,
+                during or after the update of an optimiser piece, publish, checkpoint and its commit
+    worker, workers, agent, launcher   SIGKILL at any time
+    stop        a worker is stopped and continued seconds later
+    power       all processes are killed, and the run is resumed with another number of ranks
+Every run must end by itself and leave no process. The exit code must be 0 unless the launcher was killed; the hash
+must be that of an undisturbed run on one rank; the ledger must verify every sample.
 
-A run that fails prints its seed and the command that repeats it; the instants of blows from outside are
-drawn anew then, as far as the machine has a part in them.
+A run that fails prints its seed and the command that repeats it. The timing of faults other than `point` differs
+between repetitions.
 """
 import argparse
 import collections
@@ -36,8 +38,8 @@ from verdict import Failure  # noqa: E402
 
 PHASES = ("forward", "backward", "reduce", "torn", "update", "publish", "checkpoint", "commit", "recover")
 STEPS, BATCH = 80, 24
-GONE_S = 60  # within which processes have gone that nobody has told to stay
-DEATHS = ("worker", "workers", "agent", "launcher", "power")  # by whom they mean
+GONE_S = 60  # time for all processes to exit after the launcher
+DEATHS = ("worker", "workers", "agent", "launcher", "power")  # kinds that kill processes
 
 JOBS = {
     "mlp": """data: {train: images.csv, shape: [8, 8], test_fraction: 0.2}
@@ -60,38 +62,38 @@ elastic: {{restarts: 100}}
 """
 
 
-def write_jobs(folder):
+def write_jobs(directory):
     rng = random.Random(7)
-    with open(os.path.join(folder, "images.csv"), "w") as out:
+    with open(os.path.join(directory, "images.csv"), "w") as out:
         for i in range(96):
             pixels = [str(rng.randrange(256) if (k + i) % 3 else 255) for k in range(64)]
             out.write(",".join(pixels) + f",{i % 3}\n")
-    with open(os.path.join(folder, "text.txt"), "w") as out:
+    with open(os.path.join(directory, "text.txt"), "w") as out:
         out.write(" ".join(rng.choice(["the", "cat", "sat", "on", "mats"]) for _ in range(600)))
     for name, text in JOBS.items():
-        with open(os.path.join(folder, f"{name}.yaml"), "w") as out:
+        with open(os.path.join(directory, f"{name}.yaml"), "w") as out:
             out.write(f"name: {name}\n{text}\n{COMMON}")
 
 
-class Blow:
-    """What will happen, and whether it did."""
+class Fault:
+    """One planned fault, and whether it hit something."""
 
     def __init__(self, rng, kind):
         self.kind = kind
-        self.after_s = rng.uniform(0, 0.3)  # since the workers are there, or since the blow before
+        self.after_s = rng.uniform(0, 0.3)  # since the workers started, or since the previous fault
         self.stop_s = rng.uniform(2, 5)
         self.phase = rng.choice(PHASES)
         self.rank = rng.randrange(2)
-        self.choice = rng.random()  # whom it hits
+        self.choice = rng.random()  # selects the process
         self.step = 0
         self.part = rng.choice([None, None, 0, 1, 2])
         self.done = False
 
-    def wish(self, folder, index):
-        """Of a point, for TANDEM_TEST_KILL."""
+    def kill_point(self, directory, index):
+        """The value of TANDEM_TEST_KILL for a fault of kind `point`."""
         part = f":part={self.part}" if self.part is not None and self.phase == "recover" else ""
         step = f":step={self.step}" if self.phase != "recover" else ""
-        return f"{self.phase}{step}:rank={self.rank}{part}:file={folder}/hit-{index}"
+        return f"{self.phase}{step}:rank={self.rank}{part}:file={directory}/hit-{index}"
 
     def __str__(self):
         missed = "" if self.done else " (missed)"
@@ -102,7 +104,7 @@ class Blow:
 
 
 class Plan:
-    """All that the seed decides."""
+    """Everything that is drawn from the seed."""
 
     def __init__(self, seed, only=None):
         rng = random.Random(seed)
@@ -110,7 +112,7 @@ class Plan:
         self.model = rng.choice(sorted(JOBS))
         self.zero = rng.randrange(4)
         self.ranks = rng.randint(2, 6)
-        self.ranks_after = rng.randint(1, 6)  # a power failure
+        self.ranks_after = rng.randint(1, 6)  # after a power failure
         self.overlap = rng.choice(["true", "false"])
         kinds = [rng.choices(("point", "worker", "workers", "agent", "launcher", "stop"),
                              (40, 36, 6, 8, 5, 5))[0] for _ in range(rng.randint(1, 5))]
@@ -119,46 +121,47 @@ class Plan:
         if only:
             kinds = [only]
         steps = sorted(rng.sample(range(2, STEPS + 1), len(kinds)))
-        self.blows = [Blow(rng, kind) for kind in kinds]
-        for blow, step in zip(self.blows, steps):
-            blow.step = step if blow.phase not in ("checkpoint", "commit") else max(5, step // 5 * 5)
+        self.faults = [Fault(rng, kind) for kind in kinds]
+        for fault, step in zip(self.faults, steps):
+            fault.step = step if fault.phase not in ("checkpoint", "commit") else max(5, step // 5 * 5)
         self.spare(only)
 
     def spare(self, only):
-        """What would leave nobody to go on, or hit nobody, becomes something else."""
-        kinds = [blow.kind for blow in self.blows]
-        for i, blow in enumerate(self.blows):
-            again = blow.kind in ("agent", "launcher") and blow.kind in kinds[:i]
-            # Without an agent nobody starts workers again.
-            orphans = "agent" in kinds and (blow.kind == "workers" or
-                                            (blow.kind == "agent" and len(kinds) > self.ranks - 1))
+        """Replaces faults that would hit nothing or leave no process that can continue."""
+        kinds = [fault.kind for fault in self.faults]
+        for i, fault in enumerate(self.faults):
+            again = fault.kind in ("agent", "launcher") and fault.kind in kinds[:i]
+            # Without an agent, dead workers are not restarted.
+            orphans = "agent" in kinds and (fault.kind == "workers" or
+                                            (fault.kind == "agent" and len(kinds) > self.ranks - 1))
             if not only and (again or orphans):
-                blow.kind = kinds[i] = "worker" if self.ranks > len(kinds) else "point"
+                fault.kind = kinds[i] = "worker" if self.ranks > len(kinds) else "point"
         if "agent" in kinds and not only:
-            del self.blows[max(1, self.ranks - 1):]
+            del self.faults[max(1, self.ranks - 1):]
 
     def __str__(self):
-        what = ", ".join(map(str, self.blows))
+        what = ", ".join(map(str, self.faults))
         return f"{self.model}, ZeRO {self.zero}, {self.ranks} ranks: {what}"
 
 
 class Run:
-    def __init__(self, plan, tandem, jobs_folder, want, limit_s):
+    def __init__(self, plan, tandem, jobs_directory, want, limit_s):
         self.plan = plan
         self.tandem = tandem
         self.want = want
         self.limit_s = limit_s
         self.mark = f"{os.getpid()}-{plan.seed}-{random.SystemRandom().randrange(1 << 30)}"
-        self.folder = tempfile.mkdtemp(prefix=f"chaos-{plan.seed}-")
-        self.job = os.path.join(jobs_folder, f"{plan.model}.yaml")
-        self.runs = os.path.join(self.folder, "runs")
+        self.directory = tempfile.mkdtemp(prefix=f"chaos-{plan.seed}-")
+        self.job = os.path.join(jobs_directory, f"{plan.model}.yaml")
+        self.runs = os.path.join(self.directory, "runs")
         self.deadline = time.monotonic() + limit_s
         self.said = ""
 
     def environment(self, again):
-        points = [] if again else [b.wish(self.folder, i) for i, b in enumerate(self.plan.blows) if b.kind == "point"]
+        points = [fault.kill_point(self.directory, i) for i, fault in enumerate(self.plan.faults)
+                  if fault.kind == "point" and not again]
         env = dict(os.environ, CHAOS_MARK=self.mark, OMP_NUM_THREADS="1", TANDEM_ELASTIC="1",
-                   TANDEM_RUNTIME=os.path.join(self.folder, "runtime"))
+                   TANDEM_RUNTIME=os.path.join(self.directory, "runtime"))
         if points:
             env["TANDEM_TEST_KILL"] = ",".join(points)
         return env
@@ -168,99 +171,99 @@ class Run:
         command = [self.tandem, "train", *words, "-q", "--json"]
         for key, value in sets.items():
             command += ["--set", f"{key}={value}"]
-        with open(os.path.join(self.folder, "out"), "w") as out, \
-                open(os.path.join(self.folder, "err"), "a") as err:
+        with open(os.path.join(self.directory, "out"), "w") as out, \
+                open(os.path.join(self.directory, "err"), "a") as err:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                                     env=self.environment(again), start_new_session=True)
 
     def read(self, name):
         try:
-            with open(os.path.join(self.folder, name)) as file:
+            with open(os.path.join(self.directory, name)) as file:
                 return file.read()
         except OSError:
             return ""
 
-    # ---- blows -------------------------------------------------------------------------------------
+    # ---- faults ----------------------------------------------------------------------------------------
 
-    def strike(self, blow, launcher):
-        """One blow from outside. Whether it hit."""
-        if blow.kind == "power":
+    def strike(self, fault, launcher):
+        """Executes one fault from outside. Returns whether it hit something."""
+        if fault.kind == "power":
             flock.end_all(self.mark)
             return True
-        if blow.kind == "launcher":
+        if fault.kind == "launcher":
             launcher.kill()
             return True
-        role = "agent" if blow.kind == "agent" else "worker"
+        role = "agent" if fault.kind == "agent" else "worker"
         found = sorted(flock.find_role(self.mark, role), key=lambda p: p.pid)
         if not found:
             return False
-        if blow.kind == "workers":
+        if fault.kind == "workers":
             return any([p.send(signal.SIGKILL) for p in found])
-        victim = found[int(blow.choice * len(found))]
-        if blow.kind == "stop":
+        victim = found[int(fault.choice * len(found))]
+        if fault.kind == "stop":
             hit = victim.send(signal.SIGSTOP)
-            wake = threading.Timer(blow.stop_s, victim.send, [signal.SIGCONT])
+            wake = threading.Timer(fault.stop_s, victim.send, [signal.SIGCONT])
             wake.daemon = True
             wake.start()
             return hit
         return victim.send(signal.SIGKILL)
 
     def trouble(self, launcher):
-        """All blows from outside, one after the other, as long as the training goes on."""
+        """Executes all faults from outside, in order, as long as the run is active."""
         flock.wait_for(self.mark, "worker", 2, 10)
-        for blow in self.plan.blows:
-            if blow.kind == "point":
+        for fault in self.plan.faults:
+            if fault.kind == "point":
                 continue
-            end = time.monotonic() + blow.after_s
+            end = time.monotonic() + fault.after_s
             while time.monotonic() < end:
                 if launcher.poll() is not None and not flock.find_role(self.mark, "worker"):
-                    return  # it was faster
+                    return  # the run ended first
                 time.sleep(0.005)
-            if blow.kind != "launcher" or launcher.poll() is None:
-                blow.done = self.strike(blow, launcher)
+            if fault.kind != "launcher" or launcher.poll() is None:
+                fault.done = self.strike(fault, launcher)
 
     # ---- a run -------------------------------------------------------------------------------------
 
     def finish(self, launcher):
-        """Waits for the end of all; the launcher's exit code, None when it was killed."""
-        by_us = any(b.done and b.kind in ("launcher", "power") for b in self.plan.blows)
+        """Waits until all processes ended. Returns the launcher's exit code, None if it was killed."""
+        by_us = any(b.done and b.kind in ("launcher", "power") for b in self.plan.faults)
         try:
             code = launcher.wait(max(0.1, self.deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise Failure(f"it has not ended after {self.limit_s} s") from None
-        # Without a launcher the others go on; with one, nobody may stay for long.
+            raise Failure(f"timed out after {self.limit_s} s") from None
+        # Training continues without a launcher; if the launcher has ended by itself, all others exit soon.
         left = flock.wait_until_gone(self.mark, max(1, self.deadline - time.monotonic())
                                      if by_us else GONE_S)
         if left:
-            raise Failure("still there: " + ", ".join(map(str, left)))
+            raise Failure("processes are left: " + ", ".join(map(str, left)))
         return None if by_us and code < 0 else code
 
     def check(self, code):
         if code not in (None, 0):
-            raise Failure(f"it ended with {code}")
-        folder = verdict.run_folder(self.runs)
+            raise Failure(f"exit code {code}")
+        directory = verdict.run_directory(self.runs)
         words = self.read("out").splitlines()
-        if code == 0 and words:  # rank 0 may have died at the very end, before it could tell
+        if code == 0 and words:  # rank 0 may have died at the end, before it printed the result
             got = json.loads(words[-1])["hash"]
             if got != self.want:
-                raise Failure(f"other bits: {got}, not {self.want}")
-        verdict.check_hash(self.tandem, folder, STEPS, self.want)
-        verdict.check_ledger(self.tandem, folder, STEPS)
+                raise Failure(f"wrong hash {got}, expected {self.want}")
+        verdict.check_hash(self.tandem, directory, STEPS, self.want)
+        verdict.check_ledger(self.tandem, directory, STEPS)
 
     def resume(self):
-        """After a power failure: from the newest good checkpoint, on another number of ranks."""
+        """Resumes from the newest valid checkpoint after a power failure, with another number of ranks."""
         names = os.listdir(self.runs) if os.path.isdir(self.runs) else []
         saved = [n for n in names if glob.glob(os.path.join(self.runs, n, "checkpoints", "step-*"))]
         count = str(self.plan.ranks_after)
         if saved:
             words = ["--resume", os.path.join(self.runs, saved[0]), "-n", count]
-        else:  # too early for anything to be there
+        else:  # no checkpoint was written yet
             shutil.rmtree(self.runs, ignore_errors=True)
             words = [self.job, "-n", count, "--set", f"run.dir={self.runs}"]
         again = self.start(words, again=True)
         code = again.wait(self.limit_s)
         if flock.wait_until_gone(self.mark, GONE_S):
-            raise Failure("processes are left after going on")
+            raise Failure("processes are left after the resumed run")
         return code
 
     def execute(self):
@@ -269,10 +272,10 @@ class Run:
         try:
             self.trouble(launcher)
             code = self.finish(launcher)
-            for i, blow in enumerate(self.plan.blows):
-                if blow.kind == "point":
-                    blow.done = os.path.exists(os.path.join(self.folder, f"hit-{i}"))
-            if any(b.done and b.kind == "power" for b in self.plan.blows):
+            for i, fault in enumerate(self.plan.faults):
+                if fault.kind == "point":
+                    fault.done = os.path.exists(os.path.join(self.directory, f"hit-{i}"))
+            if any(b.done and b.kind == "power" for b in self.plan.faults):
                 code = self.resume()
             self.check(code)
         finally:
@@ -280,17 +283,17 @@ class Run:
             launcher.wait()
 
     def words(self):
-        """What the run had to say, for whoever looks for the cause."""
+        """The last lines of the output and logs, for diagnosis."""
         lines = self.read("err").splitlines()[-15:] + verdict.tail(self.runs)
         return "\n".join("    " + line for line in lines)
 
 
-def reference(tandem, folder, name):
-    command = [tandem, "train", os.path.join(folder, f"{name}.yaml"), "-n", "1", "-q", "--json",
-               "--set", f"run.dir={os.path.join(folder, 'undisturbed')}"]
+def reference(tandem, directory, name):
+    command = [tandem, "train", os.path.join(directory, f"{name}.yaml"), "-n", "1", "-q", "--json",
+               "--set", f"run.dir={os.path.join(directory, 'undisturbed')}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode != 0:
-        sys.exit(f"chaos: {name} cannot be trained at all: {done.stderr}")
+        sys.exit(f"chaos: {name} fails without faults: {done.stderr}")
     said = json.loads(done.stdout.splitlines()[-1])
     check = subprocess.run([tandem, "ledger", said["run"]], capture_output=True, text=True,
                            timeout=300)
@@ -300,8 +303,8 @@ def reference(tandem, folder, name):
     return said["hash"]
 
 
-def one(plan, args, jobs_folder, wants):
-    run = Run(plan, args.tandem, jobs_folder, wants[plan.model], args.limit)
+def one(plan, args, jobs_directory, wants):
+    run = Run(plan, args.tandem, jobs_directory, wants[plan.model], args.limit)
     begin = time.monotonic()
     try:
         run.execute()
@@ -309,8 +312,8 @@ def one(plan, args, jobs_folder, wants):
         again = f"{sys.argv[0]} {args.tandem} --runs 1 --seed {plan.seed}"
         if args.only:
             again += f" --only {args.only}"
-        return plan, f"{failure}\n{run.words()}\n    repeat: {again}\n    files: {run.folder}"
-    shutil.rmtree(run.folder, ignore_errors=True)
+        return plan, f"{failure}\n{run.words()}\n    repeat: {again}\n    files: {run.directory}"
+    shutil.rmtree(run.directory, ignore_errors=True)
     return plan, time.monotonic() - begin
 
 
@@ -318,31 +321,31 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("tandem")
     parser.add_argument("--runs", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=1, help="of the first run; then one more each")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first run; each further run adds 1")
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--limit", type=float, default=120, help="seconds for a run")
-    parser.add_argument("--only", help="one blow, of this kind: " +
+    parser.add_argument("--only", help="draw one fault, of this kind: " +
                         ", ".join(("point", "stop") + DEATHS))
     args = parser.parse_args()
     args.tandem = os.path.abspath(args.tandem)
     failures, hits, missed = 0, collections.Counter(), 0
-    with tempfile.TemporaryDirectory(prefix="chaos-jobs-") as folder:
-        write_jobs(folder)
-        wants = {name: reference(args.tandem, folder, name) for name in JOBS}
+    with tempfile.TemporaryDirectory(prefix="chaos-jobs-") as directory:
+        write_jobs(directory)
+        wants = {name: reference(args.tandem, directory, name) for name in JOBS}
         plans = [Plan(args.seed + i, args.only) for i in range(args.runs)]
         with concurrent.futures.ThreadPoolExecutor(args.at_once) as pool:
-            for plan, result in pool.map(lambda p: one(p, args, folder, wants), plans):
+            for plan, result in pool.map(lambda p: one(p, args, directory, wants), plans):
                 good = isinstance(result, float)
                 failures += not good
                 print(f"ok   seed {plan.seed}: {plan}: {result:.1f} s" if good else
                       f"FAIL seed {plan.seed}: {plan}: {result}", flush=True)
-                for blow in plan.blows:
-                    hits[blow.phase if blow.kind == "point" else blow.kind] += blow.done
-                    missed += not blow.done
+                for fault in plan.faults:
+                    hits[fault.phase if fault.kind == "point" else fault.kind] += fault.done
+                    missed += not fault.done
     told = ", ".join(f"{name} {count}" for name, count in sorted(hits.items()))
-    print(f"{args.runs} runs, {failures} failed; blows that hit: {told}; {missed} missed")
+    print(f"{args.runs} runs, {failures} failed; faults that hit: {told}; {missed} missed")
     if args.runs >= 20 and sum(hits.values()) < args.runs // 2:
-        sys.exit("chaos: most blows missed: this was no test")
+        sys.exit("chaos: most faults missed; the test is invalid")
     sys.exit(failures > 0)
 
 

@@ -1,7 +1,7 @@
-"""The processes of one training, found by a mark in their environment, and what may be done to them.
+"""Finds, signals and kills the processes of one session, by a mark in their environment.
 
-A training is started with CHAOS_MARK in its environment, which launcher, agents and workers hand on. So
-they are found without asking the program under test. Not a program; chaos.py and bench/elastic use it.
+A session is started with CHAOS_MARK in its environment, which launcher, agents and workers inherit. Processes are
+found by it, without the help of the program under test. A module of chaos.py, hosts.py and bench/elastic.
 """
 import os
 import signal
@@ -14,7 +14,7 @@ def _read(path):
     try:
         with open(path, "rb") as file:
             return file.read()
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended meanwhile
         return b""
 
 
@@ -37,7 +37,7 @@ class Process:
         return f"{self.role} {self.member or self.pid}"
 
     def send(self, number):
-        """Whether it was still there."""
+        """Sends a signal. Returns whether the process still existed."""
         try:
             os.kill(self.pid, number)
             return True
@@ -46,13 +46,13 @@ class Process:
 
 
 def is_dead(pid):
-    """Gone, or waiting for its parent to look."""
+    """Whether the process does not exist or is a zombie."""
     text = _read(f"/proc/{pid}/stat")
     return not text or text.rpartition(b")")[2].split()[:1] == [b"Z"]
 
 
 def find(mark):
-    """All processes with this mark that are alive, but for those that are just being started."""
+    """Returns all live processes with this mark. A process that is being started may be missing."""
     found = []
     wanted = MARK + mark.encode()
     for name in os.listdir("/proc"):
@@ -72,7 +72,7 @@ def find_role(mark, role):
 
 
 def wait_for(mark, role, count, limit_s):
-    """That many of a role, or fewer when the time is up."""
+    """Waits for `count` processes of a role. Returns fewer after `limit_s` seconds."""
     end = time.monotonic() + limit_s
     while True:
         found = find_role(mark, role)
@@ -82,7 +82,7 @@ def wait_for(mark, role, count, limit_s):
 
 
 def wait_until_gone(mark, limit_s):
-    """Who is still there then."""
+    """Waits until no process is left. Returns those that are left after `limit_s` seconds."""
     end = time.monotonic() + limit_s
     while True:
         left = find(mark)
@@ -92,15 +92,15 @@ def wait_until_gone(mark, limit_s):
 
 
 def end_all(mark):
-    """Kills all, and returns when the kernel has taken down the last of them: one that was killed has no
-    environment any more long before it has let go of its locks."""
+    """Kills all processes and waits until the kernel has removed the last one. A killed process loses its
+    environment long before it releases its locks, so it is not enough that find() returns nothing."""
     pids, quiet = set(), 0
     for _ in range(1500):
         left = find(mark)
         for process in sorted(left, key=lambda p: p.role == "worker"):
             pids.add(process.pid)
             process.send(signal.SIGKILL)
-        # Agents start new ones until they are gone themselves; one that is just being started is not found.
+        # Agents start new workers until they die, and find() may miss a process that is being started.
         quiet = 0 if left or not all(map(is_dead, pids)) else quiet + 1
         if quiet == 2:
             return

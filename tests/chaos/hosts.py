@@ -1,24 +1,25 @@
 #!/usr/bin/env python3
-"""Random faults in trainings over two or three hosts; the bits must not change.
+"""Random faults in training runs on two or three hosts; the trained bits must not change.
 
 Usage: hosts.py TANDEM [--runs N] [--seed S] [--schedule I] [--at-once K] [--limit SECONDS] [--only KIND]
 
-The hosts are network namespaces with a real etcd member on each (lab.py); agents are started as by ssh. A
-schedule draws, from the seed and its number, a job, ZeRO 0 to 3 with or without a mirror, one or two workers a
-host, checkpoints or none, and 1 to 5 faults at random steps: workers killed or stopped, killed again at the
-moment when they are back, killed at a point inside of a step or of a recovery; all workers of a host; an agent;
-the launcher; a whole host, which comes back with an empty memory, or never; a link cut and mended; two hosts that
-do not reach each other while both reach the store; an etcd member, often the leader; a disk that is full for a
-while. Every training must end by itself, with exit code 0 where the launcher lives, with the hash of an
-undisturbed run in one process, an exact ledger, one line of metrics for each step, a line in the log for every
-step that was trained again, no crash, and no process left.
+The hosts are network namespaces, each with a real etcd member (lab.py); agents are started as by ssh. From the
+seed and its number, a schedule draws a job, ZeRO 0 to 3 with or without a mirror, one or two workers per host,
+whether checkpoints are written, and 1 to 5 faults at random steps. The faults:
+    a worker is killed or stopped, killed again when it is back, or killed at a point of a step or a recovery;
+    all workers of a host, an agent or the launcher are killed;
+    a whole host dies, and returns with empty memory or not at all;
+    a link is cut and repaired, or two hosts cannot reach each other while both reach the store;
+    an etcd member is killed, often the leader; the disk is full for a while.
+Every training run must end by itself, without a crash and without a process left. The exit code must be 0 unless
+the launcher was killed; the hash must be that of an undisturbed run in one process; the ledger must be exact;
+every step must have one line of metrics, and every repeated step a line in the log.
 
-What a schedule knows beforehand: a launcher that was killed gives no exit code, and one host keeps its agent,
-because training ends when no agent and no worker is left. A disk that is full at the end of a training makes it
-fail, as documented, and --resume must then complete it.
+Exceptions: a killed launcher has no exit code. One host keeps its agent, because training ends when no agent and
+no worker is left. If the disk is full at the end, the run fails, as documented, and --resume must complete it.
 
-A schedule that fails prints the command that repeats it. Instants are repeated as steps; what else the machine
-decides is drawn anew. Without root, ip or etcd the program says so and ends with 77.
+A schedule that fails prints the command that repeats it. A repetition strikes at the same steps; the exact timing
+differs. Without root, ip or etcd the program prints the reason and exits with code 77.
 """
 import argparse
 import collections
@@ -48,12 +49,12 @@ from verdict import Failure  # noqa: E402
 # How often each kind of fault is drawn.
 KINDS = {"worker": 18, "stop": 8, "return": 16, "workers": 8, "point": 8, "agent": 7, "launcher": 2,
          "host": 10, "cut": 14, "part": 6, "etcd": 8, "disk": 7}
-# For how long, in seconds, log-uniform: until it is mended, goes on, or is started again.
+# How long a fault lasts, in seconds (log-uniform), until it is repaired, continued or started again.
 LASTS_S = {"stop": (0.2, 12), "agent": (0.1, 5), "host": (0.3, 15), "cut": (0.1, 60), "part": (0.1, 60),
            "etcd": (0.1, 15), "disk": (0.1, 6)}
 PHASES = ("forward", "backward", "reduce", "torn", "update", "publish", "checkpoint", "commit", "recover")
-GONE_S = 90  # within which all processes have gone, when training has ended and everything is mended
-WAIT_S = 50  # that a fault may cost: the others wait for a host with the newest state for up to 45 s
+GONE_S = 90  # time for all processes to exit, after training has ended and all faults are repaired
+WAIT_S = 50  # maximum cost of a fault: members wait up to 45 s for a host with the newest state
 JOIN_TRIES = 6
 
 JOBS = {
@@ -73,44 +74,44 @@ store: etcd
 """
 
 
-def write_jobs(folder, endpoints):
+def write_jobs(directory, endpoints):
     rng = random.Random(4)
-    with open(os.path.join(folder, "data.csv"), "w") as out:
+    with open(os.path.join(directory, "data.csv"), "w") as out:
         for i in range(300):
             values = [f"{(1.5 if k == i % 3 else 0) + rng.random():.3f}" for k in range(5)]
             out.write(",".join(values) + f",{i % 3}\n")
     for name, (text, _) in JOBS.items():
-        with open(os.path.join(folder, f"{name}.yaml"), "w") as out:
+        with open(os.path.join(directory, f"{name}.yaml"), "w") as out:
             out.write(f'name: {name}\n{text}\n{COMMON}etcd: {{endpoints: "{endpoints}"}}\n')
 
 
-# ---- what the seed decides ---------------------------------------------------------------------------------
+# ---- schedules -------------------------------------------------------------------------------------------
 
 SECRET = "of-these-schedules"  # `tandem join` needs it: it is not in the store
 
 
 class Fault:
-    """What will happen, and whether it did."""
+    """One planned fault, and whether it hit something."""
 
     def __init__(self, rng, kind, steps, hosts):
         low, high = LASTS_S.get(kind, (1, 1))
         self.kind = kind
         self.step = rng.randrange(1, max(2, int(0.9 * steps)))
-        self.wait_s = rng.uniform(0.3, 6)  # after the fault before, when the step does not come
+        self.wait_s = rng.uniform(0.3, 6)  # since the previous fault, if the step is not reached
         self.last_s = math.exp(rng.uniform(math.log(low), math.log(high)))
         self.host = rng.choice(hosts)
         self.other = rng.choice([host for host in hosts if host != self.host])
-        self.choice = rng.random()  # of a process, or of an etcd member
-        self.returns = True  # with an agent again
-        self.again = rng.random() < 0.4  # it is struck once more when it is back
-        self.again_s = math.exp(rng.uniform(math.log(0.001), math.log(1.5)))  # after that
+        self.choice = rng.random()  # selects a process or an etcd member
+        self.returns = True  # the host gets an agent again
+        self.again = rng.random() < 0.4  # it is struck again after its return
+        self.again_s = math.exp(rng.uniform(math.log(0.001), math.log(1.5)))  # since its return
         self.again_what = rng.choices(("returner", "other", "cut"), (60, 25, 15))[0]
         self.phase = rng.choice(PHASES)
         self.part = rng.choice([None, None, 0, 1, 2])
         self.done = False
 
-    def wish(self, path):
-        """Of a point, for TANDEM_TEST_KILL."""
+    def kill_point(self, path):
+        """The value of TANDEM_TEST_KILL for a fault of kind `point`."""
         part = f":part={self.part}" if self.part is not None and self.phase == "recover" else ""
         step = f":step={self.step}" if self.phase != "recover" else ""
         return f"{self.phase}{step}{part}:file={path}"
@@ -120,7 +121,7 @@ class Fault:
         lasts = f" for {self.last_s:.1f} s" if self.kind in LASTS_S else ""
         where = f" of host {self.host}"
         if self.kind in ("agent", "host") and not self.returns:
-            lasts = " for good"
+            lasts = " permanently"
         if self.kind == "etcd":
             where = ", the leader" if self.choice < 0.5 else f" of host {1 + int(6 * self.choice) % 3}"
         if self.kind in ("disk", "launcher"):
@@ -153,8 +154,8 @@ class Plan:
         self.spare(rng)
 
     def spare(self, rng):
-        """One host keeps its agent, so that somebody can go on. At most one host stays away, so that etcd keeps
-        a majority. A point, and the launcher, can be struck once."""
+        """Changes faults so that the run can continue. One host keeps its agent. At most one host never returns, so
+        that etcd keeps a majority. The launcher and a point are struck at most once."""
         keeps = rng.choice(self.hosts)
         others = [host for host in self.hosts if host != keeps]
         seen, for_good = set(), 0
@@ -167,14 +168,14 @@ class Plan:
             if fault.kind in ("point", "launcher") and fault.kind in seen:
                 fault.kind = "worker"
             seen.add(fault.kind)
-            if fault.kind == "point" and fault.phase in ("checkpoint", "commit"):  # at a step that has one
+            if fault.kind == "point" and fault.phase in ("checkpoint", "commit"):  # move it to a step with a checkpoint
                 every = int(self.every) if self.every != "never" else self.steps
                 fault.step = max(every, fault.step // every * every)
-        # A disk that is full before there is a run keeps it from starting, as it should.
+        # A run cannot start on a full disk; this is correct behaviour, so the disk fills later.
         self.early = self.early and self.faults[0].kind != "disk"
 
     def allowance_s(self):
-        """For what the faults cost by themselves."""
+        """The time that the faults may cost."""
         lasting = sum(fault.last_s for fault in self.faults if fault.kind in LASTS_S)
         return lasting + WAIT_S * len(self.faults)
 
@@ -186,23 +187,23 @@ class Plan:
                 f"{early}{'; '.join(map(str, self.faults))}")
 
 
-# ---- one training ------------------------------------------------------------------------------------------
+# ---- one run ---------------------------------------------------------------------------------------------
 
 
 class Run:
-    def __init__(self, plan, lab, args, jobs_folder, want):
+    def __init__(self, plan, lab, args, jobs_directory, want):
         self.plan = plan
         self.lab = lab
         self.args = args
-        self.jobs_folder = jobs_folder
+        self.jobs_directory = jobs_directory
         self.want = want
         self.name = f"c{plan.seed}x{plan.index}"
         self.mark = f"{os.getpid()}-{self.name}-{random.SystemRandom().randrange(1 << 30)}"
-        self.folder = os.path.join(lab.folder, f"run-{plan.index}")
+        self.directory = os.path.join(lab.directory, f"run-{plan.index}")
         self.runs = os.path.join(lab.disk, "runs")
         self.timers, self.order = [], itertools.count()
         self.over = threading.Event()
-        self.returns = []  # (host, processes before, fault): workers that are waited for
+        self.returns = []  # (host, processes before, fault): restarted workers that are expected
         self.joins = []  # [process, host, tries]
         self.step = 0
         self.drops = []
@@ -211,7 +212,7 @@ class Run:
         self.launcher_struck = False
         self.disk_was_full = self.disk_is_full = self.full_at_end = False
         self.last_mend = 0.0
-        os.makedirs(self.folder)
+        os.makedirs(self.directory)
 
     # ---- starting ----------------------------------------------------------------------------------------
 
@@ -220,20 +221,20 @@ class Run:
         spaces = " ".join(f"{labs.address(host)}={self.lab.space(host)}" for host in labs.HOSTS)
         env = dict(os.environ, CHAOS_MARK=self.mark, NET_HOSTS=spaces,
                    TANDEM_SSH=os.path.join(here, "..", "net", "as-ssh"),
-                   TANDEM_RUNTIME=os.path.join(self.folder, "runtime"), TANDEM_SECRET=SECRET,
-                   NET_RUNTIME=os.path.join(self.folder, "runtimes"))
+                   TANDEM_RUNTIME=os.path.join(self.directory, "runtime"), TANDEM_SECRET=SECRET,
+                   NET_RUNTIME=os.path.join(self.directory, "runtimes"))
         for fault in self.plan.faults:
             if fault.kind == "point":
                 env["NET_STRUCK"] = labs.address(fault.host)
-                env["NET_WISH"] = fault.wish(os.path.join(self.folder, "hit"))
+                env["NET_WISH"] = fault.kill_point(os.path.join(self.directory, "hit"))
         return env
 
     def spawn(self, name, words):
-        """A process whose output goes to files of that name."""
-        with open(os.path.join(self.folder, f"{name}out"), "a") as out, \
-                open(os.path.join(self.folder, f"{name}err"), "a") as err:
+        """Starts a process whose output goes to files with this name as prefix."""
+        with open(os.path.join(self.directory, f"{name}out"), "a") as out, \
+                open(os.path.join(self.directory, f"{name}err"), "a") as err:
             return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                    cwd=self.jobs_folder, env=self.environment(), start_new_session=True)
+                                    cwd=self.jobs_directory, env=self.environment(), start_new_session=True)
 
     def start(self):
         plan = self.plan
@@ -248,13 +249,13 @@ class Run:
             words += ["--set", f"{key}={value}"]
         shutil.rmtree(self.runs, ignore_errors=True)
         for host in labs.HOSTS:
-            os.makedirs(os.path.join(self.folder, "runtimes", self.lab.space(host)), mode=0o700)
+            os.makedirs(os.path.join(self.directory, "runtimes", self.lab.space(host)), mode=0o700)
         self.launcher = self.spawn("", words)
 
-    # ---- looking -----------------------------------------------------------------------------------------
+    # ---- observation -----------------------------------------------------------------------------------
 
     def read_step(self):
-        """The last step in the ledger. A smaller one than before means that steps are trained again."""
+        """Reads the last step from the ledger. A smaller step than before means that steps are repeated."""
         if not self.ledger_path:
             name = os.path.join(self.runs, f"{self.name}-1", "ledger.jsonl")
             self.ledger_path = name if os.path.exists(name) else None
@@ -270,7 +271,7 @@ class Run:
         self.step = step
 
     def follow_ledger(self):
-        """In a thread of its own: steps that are trained again may be through within a moment."""
+        """Polls the ledger in a separate thread, because repeated steps may take a few milliseconds only."""
         while not self.over.wait(0.005):
             self.read_step()
 
@@ -279,19 +280,19 @@ class Run:
         found = [p for p in flock.find_role(self.mark, "worker") if p.host in names]
         return sorted(found, key=lambda process: process.pid)
 
-    def is_going_on(self):
+    def is_active(self):
         return self.launcher.poll() is None or (self.launcher_struck and bool(flock.find(self.mark)))
 
     # ---- faults ------------------------------------------------------------------------------------------
 
     def later(self, after_s, call, *words):
-        """Calls it then. What mends something is waited for before processes must be gone."""
+        """Calls `call` after a delay. Processes may still exist until the last of these calls has run."""
         at = time.monotonic() + after_s
         self.last_mend = max(self.last_mend, at)
         heapq.heappush(self.timers, (at, next(self.order), call, words))
 
     def strike(self, fault):
-        """Whether it hit something."""
+        """Executes a fault. Returns whether it hit something."""
         lab = self.lab
         if fault.kind == "cut":
             lab.cut(fault.host)
@@ -356,8 +357,8 @@ class Run:
         return victim.send(signal.SIGKILL)
 
     def join(self, host):
-        """A host, or its agent, is back: `tandem join` brings workers."""
-        if self.is_going_on():
+        """Starts workers with `tandem join` on a host that is back or has lost its agent."""
+        if self.is_active():
             self.joins.append([self.start_join(host, 0), host, 1])
 
     def start_join(self, host, tries):
@@ -367,7 +368,7 @@ class Run:
         return self.spawn(f"join-{host}-{tries}-", [self.environment()["TANDEM_SSH"], labs.address(host), command])
 
     def look_at_joins(self):
-        """The store may not have answered yet, or the host is dead again."""
+        """Repeats a failed `tandem join`: the store may not answer yet, or the host may be dead again."""
         for entry in self.joins:
             process, host, tries = entry
             if process and process.poll() is not None:
@@ -377,11 +378,11 @@ class Run:
                     self.later(0.5, self.join_again, entry)
 
     def join_again(self, entry):
-        if self.is_going_on():
+        if self.is_active():
             entry[0] = self.start_join(entry[1], entry[2])
 
     def look_at_returns(self):
-        """Strikes when a worker is back."""
+        """Strikes again when a worker is back."""
         for entry in list(self.returns):
             host, before, fault = entry
             back = [process for process in self.workers(host) if process.pid not in before]
@@ -397,7 +398,7 @@ class Run:
                 victim = use[int(fault.choice * len(use))]
                 self.later(fault.again_s, victim.send, signal.SIGKILL)
 
-    # ---- a training --------------------------------------------------------------------------------------
+    # ---- a run -----------------------------------------------------------------------------------------
 
     def run_timers(self):
         while self.timers and self.timers[0][0] <= time.monotonic():
@@ -405,7 +406,7 @@ class Run:
             call(*words)
 
     def watch(self):
-        """All faults, until no process is left."""
+        """Executes all faults and waits until no process is left."""
         begin = time.monotonic()
         deadline = begin + self.args.limit + self.plan.allowance_s()
         faults = collections.deque(f for f in self.plan.faults if f.kind != "point")
@@ -435,32 +436,32 @@ class Run:
                     self.full_at_end = True
                 ended_at = ended_at or now
                 if not self.launcher_struck and now > max(self.last_mend, ended_at) + GONE_S:
-                    raise Failure("still there: " + ", ".join(map(str, left)))
+                    raise Failure("processes are left: " + ", ".join(map(str, left)))
             if now > deadline:
-                raise Failure(f"it has not ended after {now - begin:.0f} s, at step {self.step}")
+                raise Failure(f"timed out after {now - begin:.0f} s, at step {self.step}")
             time.sleep(0.01)
 
     def read(self, name):
         try:
-            with open(os.path.join(self.folder, name), errors="replace") as file:
+            with open(os.path.join(self.directory, name), errors="replace") as file:
                 return file.read()
         except OSError:
             return ""
 
     def failed_as_documented(self, code):
-        """The last checkpoint did not fit on the disk. Without a launcher nobody says so."""
+        """Whether the last checkpoint did not fit on the disk. A killed launcher cannot report it."""
         if self.launcher_struck and code < 0:
             return self.full_at_end
         last = re.compile(rf"step-{self.plan.steps:012d}\.safetensors.*No space left")
         return self.disk_was_full and code == 1 and bool(last.search(self.read("err")))
 
     def resume(self):
-        """Completes a training whose last checkpoint did not fit. False: there is none to go on from."""
+        """Completes a run whose last checkpoint did not fit. Returns False if it has no checkpoint."""
         self.lab.make_room()
-        folder = verdict.run_folder(self.runs)
-        if not any(name.startswith("step-") for name in os.listdir(os.path.join(folder, "checkpoints"))):
+        directory = verdict.run_directory(self.runs)
+        if not any(name.startswith("step-") for name in os.listdir(os.path.join(directory, "checkpoints"))):
             return False
-        verdict.ask(self.args.tandem, "train", "--resume", folder, "-n", "1", "-q", limit_s=self.args.limit)
+        verdict.ask(self.args.tandem, "train", "--resume", directory, "-n", "1", "-q", limit_s=self.args.limit)
         return True
 
     def check(self):
@@ -469,23 +470,23 @@ class Run:
             if not self.resume():
                 return
         elif code != 0 and not (self.launcher_struck and code < 0):
-            raise Failure(f"it ended with {code}")
+            raise Failure(f"exit code {code}")
         words = self.read("out").splitlines()
-        if code == 0 and words:  # rank 0 may have died at the very end, before it could tell
+        if code == 0 and words:  # rank 0 may have died at the end, before it printed the result
             got = json.loads(words[-1])["hash"]
             if got != self.want:
-                raise Failure(f"other bits: {got}, not {self.want}")
-        folder = verdict.run_folder(self.runs)
-        verdict.check_hash(self.args.tandem, folder, self.plan.steps, self.want)
-        verdict.check_ledger(self.args.tandem, folder, self.plan.steps)
-        verdict.check_metrics(folder, self.plan.steps, may_miss=self.disk_was_full)
-        verdict.check_going_back(folder, self.drops)
+                raise Failure(f"wrong hash {got}, expected {self.want}")
+        directory = verdict.run_directory(self.runs)
+        verdict.check_hash(self.args.tandem, directory, self.plan.steps, self.want)
+        verdict.check_ledger(self.args.tandem, directory, self.plan.steps)
+        verdict.check_metrics(directory, self.plan.steps, may_miss=self.disk_was_full)
+        verdict.check_going_back(directory, self.drops)
         crashes = self.crashes()
         if crashes:
             raise Failure(f"a process crashed: {crashes[0]}")
 
     def crashes(self):
-        return verdict.find_crashes(self.folder) + verdict.find_crashes(self.runs)
+        return verdict.find_crashes(self.directory) + verdict.find_crashes(self.runs)
 
     def execute(self):
         try:
@@ -495,7 +496,7 @@ class Run:
             self.over.set()
             for fault in self.plan.faults:
                 if fault.kind == "point":
-                    fault.done = os.path.exists(os.path.join(self.folder, "hit"))
+                    fault.done = os.path.exists(os.path.join(self.directory, "hit"))
             self.check()
         finally:
             self.over.set()
@@ -509,35 +510,35 @@ class Run:
                     process.wait()
 
     def words(self):
-        """What the run had to say, for a person who looks for the cause."""
+        """The last lines of the output and logs, for diagnosis."""
         lines = self.read("err").splitlines()[-15:] + verdict.tail(self.runs, 15) + self.crashes()[:5]
         return "\n".join("    " + line[:400] for line in lines)
 
     def keep(self):
-        """Copies its files to where they outlive the hosts."""
+        """Copies the files of the run to a directory that survives the hosts."""
         kept = tempfile.mkdtemp(prefix=f"chaos-hosts-{self.name}-")
-        for source, name in ((self.runs, "runs"), (self.folder, "files")):
+        for source, name in ((self.runs, "runs"), (self.directory, "files")):
             shutil.copytree(source, os.path.join(kept, name), symlinks=True, dirs_exist_ok=True,
-                            ignore=lambda folder, names: [n for n in names if n.endswith(".lines")])
+                            ignore=lambda directory, names: [n for n in names if n.endswith(".lines")])
         return kept
 
 
-# ---- all of them -------------------------------------------------------------------------------------------
+# ---- main ------------------------------------------------------------------------------------------------
 
 
-def reference(args, folder, name):
+def reference(args, directory, name):
     done = subprocess.run([args.tandem, "train", f"{name}.yaml", "-n", "1", "-q", "--json", "--set",
-                           "run.dir=undisturbed"], capture_output=True, text=True, timeout=300, cwd=folder)
+                           "run.dir=undisturbed"], capture_output=True, text=True, timeout=300, cwd=directory)
     if done.returncode != 0:
-        sys.exit(f"hosts: {name} cannot be trained at all: {done.stderr}")
+        sys.exit(f"hosts: {name} fails without faults: {done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])["hash"]
 
 
-def one(plan, args, pool, jobs_folder, wants):
-    """(plan, what was wrong or None, seconds, steps seen again)"""
+def one(plan, args, pool, jobs_directory, wants):
+    """Runs one schedule. Returns (plan, error or None, seconds, repeated steps)."""
     lab = pool.get()
     begin = time.monotonic()
-    run = Run(plan, lab, args, jobs_folder, wants[plan.job])
+    run = Run(plan, lab, args, jobs_directory, wants[plan.job])
     wrong = None
     try:
         try:
@@ -548,7 +549,7 @@ def one(plan, args, pool, jobs_folder, wants):
             again += f" --only {args.only}" if args.only else ""
             again += f" --transport {args.transport}" if args.transport else ""
             wrong = f"{failure}\n{run.words()}\n    repeat: {again}\n    files: {run.keep()}"
-        shutil.rmtree(run.folder, ignore_errors=True)
+        shutil.rmtree(run.directory, ignore_errors=True)
         lab.heal()
     finally:
         pool.put(lab)
@@ -561,18 +562,18 @@ def parse():
     parser.add_argument("tandem")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--schedule", type=int, help="this one alone")
+    parser.add_argument("--schedule", type=int, help="run this schedule only")
     parser.add_argument("--first", type=int, default=0, help="the number of the first schedule")
-    parser.add_argument("--at-once", type=int, default=2, help="schedules side by side, on hosts of their own")
-    parser.add_argument("--limit", type=float, default=120, help="seconds for a schedule, beside what its faults cost")
-    parser.add_argument("--only", choices=sorted(KINDS), help="faults of this kind alone")
+    parser.add_argument("--at-once", type=int, default=2, help="schedules in parallel, on separate hosts")
+    parser.add_argument("--limit", type=float, default=120, help="seconds for a schedule without faults")
+    parser.add_argument("--only", choices=sorted(KINDS), help="use faults of this kind only")
     parser.add_argument("--transport", help="comm.transport of the jobs")
     args = parser.parse_args()
     args.tandem = os.path.abspath(args.tandem)
     return args
 
 
-def run_all(args, folder):
+def run_all(args, directory):
     plans = [Plan(args.seed, args.first + i, args.only) for i in range(args.runs)]
     if args.schedule is not None:
         plans = [Plan(args.seed, args.schedule, args.only)]
@@ -581,18 +582,18 @@ def run_all(args, folder):
     pool, made = queue.Queue(), []
     try:
         for i in range(count):
-            os.makedirs(os.path.join(folder, f"lab-{i}"))
-            made.append(labs.Lab(f"tdmc{os.getpid()}-{i}", os.path.join(folder, f"lab-{i}")))
+            os.makedirs(os.path.join(directory, f"lab-{i}"))
+            made.append(labs.Lab(f"tdmc{os.getpid()}-{i}", os.path.join(directory, f"lab-{i}")))
             pool.put(made[-1])
-        write_jobs(folder, made[0].endpoints)
-        wants = {name: reference(args, folder, name) for name in JOBS}
+        write_jobs(directory, made[0].endpoints)
+        wants = {name: reference(args, directory, name) for name in JOBS}
         with concurrent.futures.ThreadPoolExecutor(count) as threads:
-            tasks = [threads.submit(one, plan, args, pool, folder, wants) for plan in plans]
+            tasks = [threads.submit(one, plan, args, pool, directory, wants) for plan in plans]
             for task in concurrent.futures.as_completed(tasks):
                 plan, wrong, took_s, again = task.result()
                 failures += wrong is not None
                 went_back += again > 0
-                note = f", {again} steps trained again" if again else ""
+                note = f", {again} steps repeated" if again else ""
                 print(f"ok   {plan.index}: {plan}: {took_s:.1f} s{note}" if not wrong else
                       f"FAIL {plan.index}: {plan}: {wrong}{note}", flush=True)
                 for fault in plan.faults:
@@ -603,9 +604,9 @@ def run_all(args, folder):
             lab.close()
     told = ", ".join(f"{name} {count}" for name, count in sorted(hits.items()))
     print(f"seed {args.seed}: {len(plans)} schedules, {failures} failed; faults that hit: {told}; {missed} missed; "
-          f"{went_back} went back, as their logs say")
+          f"{went_back} repeated steps, as logged")
     if len(plans) >= 20 and sum(hits.values()) < len(plans):
-        sys.exit("hosts: most faults missed: this was no test")
+        sys.exit("hosts: most faults missed; the test is invalid")
     return failures
 
 
@@ -613,15 +614,15 @@ def main():
     args = parse()
     why = labs.missing()
     if why:
-        print(f"SKIPPED: {why}; faults on several hosts were not tested")
+        print(f"SKIPPED: {why}; faults on several hosts are not tested")
         sys.exit(77)
     labs.enter_private()
-    with tempfile.TemporaryDirectory(prefix="chaos-hosts-") as folder:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0700", "chaos", folder], check=True)
+    with tempfile.TemporaryDirectory(prefix="chaos-hosts-") as directory:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0700", "chaos", directory], check=True)
         try:
-            failures = run_all(args, folder)
+            failures = run_all(args, directory)
         finally:
-            subprocess.run(["umount", "-l", folder], check=True)
+            subprocess.run(["umount", "-l", directory], check=True)
     sys.exit(failures > 0)
 
 

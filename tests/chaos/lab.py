@@ -1,8 +1,8 @@
-"""Three hosts that are network namespaces: a bridge between them, links that can be cut, an etcd member on each.
+"""Three simulated hosts: network namespaces with a bridge, links that can be cut, and an etcd member on each.
 
-Not a program; hosts.py uses it. It needs root and a mount namespace of its own (see enter_private), so that
-names of namespaces and mounts are gone when the program ends. All hosts see the same files, as on a file system
-that they share; `disk` is a small one that can be filled.
+A module of hosts.py. It needs root and a private mount namespace (see enter_private), so that namespaces and mounts
+disappear when the program ends. All hosts see the same files, as on a shared file system; `disk` is a small file
+system that can be filled.
 """
 import contextlib
 import ctypes
@@ -25,21 +25,21 @@ PRIVATE = "CHAOS_HOSTS_PRIVATE"
 
 
 def missing():
-    """Why hosts cannot be made here; None: they can."""
+    """Returns the reason why hosts cannot be created here, or None."""
     if os.getuid() != 0:
-        return "this needs root, to make network namespaces"
+        return "network namespaces need root"
     for name, package in (("ip", "iproute2"), ("bridge", "iproute2"), ("unshare", "util-linux")):
         if not shutil.which(name):
-            return f"there is no {name} ({package}; tools/setup --test installs it)"
+            return f"{name} is missing ({package}; tools/setup --test installs it)"
     if not shutil.which("etcd"):
-        return "there is no etcd (make setup-etcd installs it)"
+        return "etcd is missing (make setup-etcd installs it)"
     done = subprocess.run(["unshare", "--mount", "--net", "ip", "link", "add", "bridge", "type", "bridge"],
                           capture_output=True, text=True)
     return f"no network namespaces with a bridge here ({done.stderr.strip()})" if done.returncode else None
 
 
 def enter_private():
-    """Goes on as the same program in a mount namespace of its own."""
+    """Restarts this program in a private mount namespace."""
     if os.environ.get(PRIVATE) == "1":
         return
     os.environ[PRIVATE] = "1"
@@ -52,14 +52,14 @@ def address(host):
 
 
 class Lab:
-    def __init__(self, name, folder):
+    def __init__(self, name, directory):
         self.name = name
-        self.folder = folder
+        self.directory = directory
         self.switch = f"{name}-s"
         self.etcd = {}
-        self.cuts = dict.fromkeys(HOSTS, 0)  # how many faults cut the host off just now
-        self.walls = dict.fromkeys(HOSTS, 0)  # how many keep it from others that have a wall, too
-        self.disk = os.path.join(folder, "disk")
+        self.cuts = dict.fromkeys(HOSTS, 0)  # number of active faults that cut off the host
+        self.walls = dict.fromkeys(HOSTS, 0)  # number of active faults that isolate the host from other isolated ones
+        self.disk = os.path.join(directory, "disk")
         self.filler = os.path.join(self.disk, "filler")
         os.makedirs(self.disk)
         _run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", name, self.disk)
@@ -74,7 +74,7 @@ class Lab:
         for name in (self.switch, *map(self.space, HOSTS)):
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
         subprocess.run(["umount", "-l", self.disk], capture_output=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     # ---- network -----------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Lab:
             _run("ip", "-n", self.space(one), "neigh", "flush", "dev", "net")
 
     def part(self, *hosts):
-        """These do not reach each other; both reach the third host, and with it the store."""
+        """Isolates two hosts from each other; both still reach the third host and the store."""
         for host in hosts:
             self.walls[host] += 1
             _run("bridge", "-n", self.switch, "link", "set", "dev", f"port{host}", "isolated", "on")
@@ -122,7 +122,7 @@ class Lab:
     # ---- disk --------------------------------------------------------------------------------------------
 
     def fill(self):
-        """Until nothing fits any more."""
+        """Fills the disk completely."""
         with open(self.filler, "ab", buffering=0) as file:
             for size in (1 << 20, 1 << 12):
                 try:
@@ -139,12 +139,12 @@ class Lab:
     # ---- processes ---------------------------------------------------------------------------------------
 
     def pids(self, host):
-        """All processes of a host."""
+        """Returns the pids of all processes of a host."""
         done = subprocess.run(["ip", "netns", "pids", self.space(host)], capture_output=True, text=True)
         return [int(word) for word in done.stdout.split()]
 
     def kill_host(self, host):
-        """All processes there, those included that are started meanwhile."""
+        """Kills all processes of a host, including those that are started meanwhile."""
         quiet, end = 0, time.monotonic() + 30
         while quiet < 2 and time.monotonic() < end:
             pids = self.pids(host)
@@ -161,17 +161,17 @@ class Lab:
         return ",".join(f"http://{address(host)}:2379" for host in HOSTS)
 
     def start_member(self, host):
-        """One member, if it is not there."""
+        """Starts the etcd member of a host unless it runs."""
         old = self.etcd.get(host)
         if old and old.poll() is None:
             return
         at = f"http://{address(host)}"
         members = ",".join(f"h{one}=http://{address(one)}:2380" for one in HOSTS)
-        log = open(os.path.join(self.folder, f"etcd-{host}.log"), "a")
+        log = open(os.path.join(self.directory, f"etcd-{host}.log"), "a")
         with log:
             self.etcd[host] = subprocess.Popen(
                 ["ip", "netns", "exec", self.space(host), "etcd", "--name", f"h{host}", "--data-dir",
-                 os.path.join(self.folder, f"etcd-{host}"), "--listen-peer-urls", f"{at}:2380",
+                 os.path.join(self.directory, f"etcd-{host}"), "--listen-peer-urls", f"{at}:2380",
                  "--initial-advertise-peer-urls", f"{at}:2380", "--listen-client-urls",
                  f"{at}:2379,http://127.0.0.1:2379", "--advertise-client-urls", f"{at}:2379",
                  "--initial-cluster", members, "--initial-cluster-state", "new",
@@ -185,7 +185,7 @@ class Lab:
             process.wait()
 
     def ask(self, host, method, path, body=None):
-        """What the member of a host answers, or None. Asked in that host."""
+        """Sends a request to the etcd member of a host from that host. Returns its answer or None."""
         said = []
 
         def call():
@@ -200,13 +200,13 @@ class Lab:
             except (OSError, ValueError, http.client.HTTPException):
                 pass
 
-        thread = threading.Thread(target=call)  # a network namespace is a thread's
+        thread = threading.Thread(target=call)  # setns() changes the network namespace of one thread
         thread.start()
         thread.join()
         return said[0] if said else None
 
     def leader(self):
-        """The host whose member leads, or None."""
+        """Returns the host of the etcd leader, or None."""
         for host in HOSTS:
             said = self.ask(host, "POST", "/v3/maintenance/status", "{}") or {}
             if said.get("leader") and said["leader"] == said.get("header", {}).get("member_id"):
@@ -214,19 +214,19 @@ class Lab:
         return None
 
     def start_etcd(self):
-        """All members, and waits until each has a leader."""
+        """Starts all etcd members and waits until each has a leader."""
         for host in HOSTS:
             self.start_member(host)
         end = time.monotonic() + ETCD_START_S
         for host in HOSTS:
             while (self.ask(host, "GET", "/health") or {}).get("health") != "true":
                 if time.monotonic() > end:
-                    with open(os.path.join(self.folder, f"etcd-{host}.log")) as log:
-                        raise RuntimeError(f"etcd of host {host} is not well: {log.read()[-2000:]}")
+                    with open(os.path.join(self.directory, f"etcd-{host}.log")) as log:
+                        raise RuntimeError(f"etcd on host {host} is not healthy: {log.read()[-2000:]}")
                 time.sleep(0.05)
 
     def heal(self):
-        """Everything as it was in the beginning."""
+        """Repairs all faults and restarts missing etcd members."""
         for host in HOSTS:
             while self.cuts[host] > 0:
                 self.mend(host)

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A checkpoint belongs to nobody: what four ranks with ZeRO 3 have written goes on with 1, 2, 3 and 8 ranks
-# and ZeRO 0 to 3, and ends with the same hash as a run that was never stopped.
-#   reload_test.sh [all | few]      few: four of the sixteen, for builds that are slow
+# Checkpoints are independent of the world: a checkpoint that four ranks with ZeRO 3 wrote is resumed with 1, 2, 3
+# and 8 ranks and ZeRO 0 to 3, and the run ends with the hash of an uninterrupted run.
+#   reload_test.sh [all | few]      few: four of the sixteen combinations, for slow builds
 # shellcheck source-path=SCRIPTDIR
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 . "$here/../cli/lib.sh"
 . "$here/../cli/train_lib.sh"
 
-limit_s=100 # for one training
+limit_s=100 # for one training run
 make_images images.csv
 cat >job.yaml <<'YAML'
 name: reload
@@ -21,9 +21,9 @@ checkpoint: {every_epochs: never, every_steps: 8, keep: all}
 parallel: {lanes: 8}
 YAML
 
-# train WORDS...: sets $out; ends the test when it fails.
+# train ARGUMENTS...: sets $out; ends the test if the command fails.
 train() {
-    out=$(timeout -k 5 $limit_s "$TANDEM" train "$@" -q --json 2>err) || fail "train $*: ended with $?: $(cat err)"
+    out=$(timeout -k 5 $limit_s "$TANDEM" train "$@" -q --json 2>err) || fail "train $*: exit code $?: $(cat err)"
 }
 
 train job.yaml -n 1
@@ -39,7 +39,7 @@ assert_equal "$("$TANDEM" hash "$written/$middle" | cut -d " " -f 1)" \
 case ${1:-all} in
 all) worlds="1:0 1:1 1:2 1:3 2:0 2:1 2:2 2:3 3:0 3:1 3:2 3:3 8:0 8:1 8:2 8:3" ;;
 few) worlds="1:0 2:3 3:1 8:2" ;;
-*) fail "there is nothing called '$1'; there are all and few" ;;
+*) fail "unknown argument '$1' (all or few)" ;;
 esac
 for world in $worlds; do
     rm -rf again
