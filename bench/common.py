@@ -141,12 +141,12 @@ def options_of(words, parts, out):
     options.parts = options.only.split(",") if options.only else list(parts)
     for name in options.parts:
         if name not in parts:
-            p.error(f"there is no part '{name}'; there are {', '.join(parts)}")
+            p.error(f"unknown part '{name}' (parts: {', '.join(parts)})")
     return options
 
 
 class Together:
-    """Commands that run side by side, each in a process group of its own, all ended at the end."""
+    """Commands that run in parallel, each in a separate process group; all are killed at the end."""
 
     def __init__(self, commands, environments):
         self.children = []

@@ -6,7 +6,7 @@
 # A build that was configured otherwise has one slot for every test.
 set(TANDEM_TEST_SLOTS 1 CACHE STRING "Slots of ctest for each core")
 
-# tandem_share_cores(WAITING...): call it behind the last test of a folder; those named mostly wait.
+# tandem_share_cores(WAITING...): call it after the last test of a directory; the WAITING tests mostly wait.
 function(tandem_share_cores)
   get_property(tests DIRECTORY PROPERTY TESTS)
   foreach(test ${tests})
@@ -28,7 +28,7 @@ function(tandem_costs)
   endwhile()
 endfunction()
 
-# tandem_part(PART PREFIX NAMES...): the tests PREFIX.NAME, programs of their own named PREFIX_NAME, belong to
+# tandem_part(PART PREFIX NAMES...): the tests PREFIX.NAME, separate programs named PREFIX_NAME, belong to
 # that part: `tools/run-tests PRESET/PART` builds and runs it.
 function(tandem_part part prefix)
   if(NOT TARGET part_${part})

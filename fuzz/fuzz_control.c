@@ -3,7 +3,7 @@
  *
  * The first byte says which. Bytes from the port go through a real connection, in pieces, under the
  * limits of a stranger, of one that has proved to know the secret, or of a member. Every frame that is accepted must be showable, must be written
- * back as a frame that reads the same, and what it carries (lists of ranks, blocks) must lie within it.
+ * back as a frame that reads the same, and what it carries (lists of ranks, blocks) must be within it.
  */
 #include "boot/boot.h"
 

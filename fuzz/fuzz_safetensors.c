@@ -5,7 +5,7 @@
  * checked: names in strict order, bytes that fit dtype and shape, aligned data that can be read to
  * the last byte, and lookups that find what the list holds. Then the content goes through the
  * writer and back, and must come out the same, and canonical: written again, the same bytes. Bytes that
- * begin as zstd's do are a packed file; what they hold is written packed, too.
+ * begin as zstd's do are a packed file; their content is also written packed.
  */
 #include <tandem/checkpoint.h>
 #include <tandem/os.h>
@@ -29,7 +29,7 @@ __attribute__((noreturn)) static void broken(const char *what)
         if (!(condition)) broken(what);                                                            \
     } while (0)
 
-/* A byte of a packed file stands for so many at most; longer ones than this take too long. */
+/* Limit for inputs: a byte of a packed file may expand to many bytes, and longer files take too long. */
 enum { MAX_PACKED = 43700, MAX_PACKED_BYTES = 2048 };
 
 static bool is_packed(const uint8_t *bytes, size_t count)

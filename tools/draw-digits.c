@@ -6,7 +6,7 @@
  * Each line is 64 grey values from 0 to 16, row by row, and then the digit: the layout of the UCI
  * handwritten digits, which were made the same way, by counting the dark pixels in each 4 x 4 block
  * of a 32 x 32 bitmap. A digit is a few strokes, smooth curves through given points; every drawing
- * moves the points, turns, slants, stretches and shifts them, and takes a pen of its own width that
+ * moves the points, turns, slants, stretches and shifts them, and takes a pen of random width that
  * shakes a little. The same seed gives the same file, and the first lines do not depend on COUNT.
  */
 #include "base/base.h"

@@ -3,8 +3,8 @@
  * functions which report a failure never return TDM_OK. `tools/lint tidy` includes this before every
  * source but those that define these functions; no compiler ever sees it.
  */
-#include <tandem/base.h>
-#include <tandem/os.h>
+#include "base/base.h"
+#include "os/os.h"
 
 #define tdm_fail(err, status, ...) ((void)(tdm_fail)(err, status, __VA_ARGS__), (status))
 #define tdm_vfail(err, status, ...) ((void)(tdm_vfail)(err, status, __VA_ARGS__), (status))

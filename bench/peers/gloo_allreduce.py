@@ -64,9 +64,9 @@ def main():
     p.add_argument("--seconds", type=float, default=1.0)
     options = p.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory() as folder:
-        answer = os.path.join(folder, "answer")
-        processes.spawn(run, (options, os.path.join(folder, "meeting"), answer), nprocs=options.ranks)
+    with tempfile.TemporaryDirectory() as directory:
+        answer = os.path.join(directory, "answer")
+        processes.spawn(run, (options, os.path.join(directory, "meeting"), answer), nprocs=options.ranks)
         with open(answer) as text:
             print(text.read())
 

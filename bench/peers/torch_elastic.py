@@ -1,11 +1,11 @@
-"""One rank of PyTorch's DistributedDataParallel that saves checkpoints and goes on from the newest one.
+"""One rank of PyTorch's DistributedDataParallel that saves checkpoints and resumes from the newest one.
 
     torchrun ... torch_elastic.py MODEL --batch B --folder DIR --every K --steps S [--threads T]
 
 MODEL and its options are those of torch_step.py; the world comes from torchrun's environment. Rank 0 saves
 model and optimiser every K steps, to a temporary name that is renamed. After each step it appends a line to
 DIR/steps: the step, from 1, and the time on the system's monotonic clock; every rank leaves its process
-number in DIR/rank-R. So whoever kills a rank sees how many seconds and how many steps that costs.
+number in DIR/rank-R. From these files, bench/elastic computes how many seconds and steps a kill costs.
 """
 
 import os
@@ -18,8 +18,8 @@ from torch_ddp import step
 from torch_step import arguments, make
 
 
-def leave_number(folder, rank):
-    path = os.path.join(folder, f"rank-{rank}")
+def leave_number(directory, rank):
+    path = os.path.join(directory, f"rank-{rank}")
     with open(path + ".new", "w") as out:
         out.write(str(os.getpid()))
     os.replace(path + ".new", path)
@@ -32,7 +32,7 @@ def save(path, model, optimiser, done):
 
 def main():
     p = arguments(__doc__)
-    p.add_argument("--folder", required=True)
+    p.add_argument("--folder", dest="directory", required=True)
     p.add_argument("--every", type=int, required=True)
     a = p.parse_args()
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -42,7 +42,7 @@ def main():
     dist.init_process_group("gloo")
     bare, batch = make(a)
     optimiser = torch.optim.AdamW(bare.parameters(), lr=1e-3)
-    saved = os.path.join(a.folder, "checkpoint.pt")
+    saved = os.path.join(a.directory, "checkpoint.pt")
     done = 0
     if os.path.exists(saved):
         state = torch.load(saved)
@@ -50,8 +50,8 @@ def main():
         optimiser.load_state_dict(state["optimiser"])
         done = state["step"]
     model = DistributedDataParallel(bare)
-    leave_number(a.folder, rank)
-    with open(os.path.join(a.folder, "steps"), "a", buffering=1) as log:
+    leave_number(a.directory, rank)
+    with open(os.path.join(a.directory, "steps"), "a", buffering=1) as log:
         while done < a.steps:
             step(model, optimiser, *batch())
             done += 1

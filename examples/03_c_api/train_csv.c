@@ -5,7 +5,7 @@
  *
  * Reads a table whose last column is the class, keeps a fifth of it for testing, trains a network
  * with one hidden layer and prints how often it is right. With a second argument all there is to
- * know is saved there every fifth epoch, and the next start goes on from it: ten epochs and then ten
+ * know is saved there every fifth epoch, and the next start resumes from it: ten epochs and then ten
  * more give the same bits as twenty.
  *
  * `tandem train` does all of this, and much more; this program shows the pieces it is made of. Read
@@ -54,7 +54,7 @@ static void describe(tdm_graph *g, const tdm_dataset_info *info, bool training)
         tdm_value truth = tdm_graph_input(g, "classes", TDM_DTYPE_I32, tdm_shape_1(BATCH));
         tdm_value loss = tdm_graph_cross_entropy(g, logits, truth, 1.0 / BATCH);
         tdm_graph_output(g, "loss", loss);
-        tdm_graph_backward(g, loss, NULL); /* a failure is told by tdm_graph_check(), too */
+        tdm_graph_backward(g, loss, NULL); /* tdm_graph_check() also reports a failure */
     }
 }
 
@@ -199,7 +199,7 @@ static double accuracy(const trainer *t)
     return (double)right / (double)info->sample_count;
 }
 
-/* ---- 6. checkpoints: saving, and going on ---------------------------------------------------- */
+/* ---- 6. checkpoints: saving and resuming ------------------------------------------------------ */
 
 enum { MAX_TENSORS = 32 };
 
@@ -304,8 +304,8 @@ static tdm_status resume(trainer *t, const char *path, tdm_error *err)
     TDM_TRY(tdm_checkpoint_open(path, &checkpoint, err)); /* checks the file's own hashes */
     tdm_status status = restore(t, checkpoint, err);
     tdm_checkpoint_destroy(checkpoint);
-    if (status != TDM_OK) return tdm_error_context(err, status, "%s: cannot go on from it", path);
-    printf("going on from epoch %d\n", (int)t->position.epoch);
+    if (status != TDM_OK) return tdm_error_context(err, status, "%s: cannot resume from it", path);
+    printf("resuming from epoch %d\n", (int)t->position.epoch);
     return TDM_OK;
 }
 

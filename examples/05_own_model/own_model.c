@@ -6,7 +6,7 @@
  * blocks each add to them what two more layers with Mish between them make of them, and a last layer
  * gives the logits. Nothing here but the public headers is Tandem's.
  *
- * Built-in ops have gradients that are built from ops, and a new one is no different: the gradient of
+ * Built-in ops have gradients that are built from ops, and a new op works the same way: the gradient of
  * Mish is another new op times what comes from behind. Neither keeps anything between calls, so any
  * number of workers may run them side by side.
  */
@@ -28,7 +28,7 @@ static tdm_status same_shape(const tdm_shape in[], const void *attrs, tdm_shape 
                              tdm_error *err)
 {
     (void)attrs;
-    (void)err; /* there is no shape it does not take; tdm_fail(err, ...) would say which and why */
+    (void)err; /* every shape is valid; otherwise tdm_fail(err, ...) would report which is not */
     *out = in[0];
     return TDM_OK;
 }

@@ -1,5 +1,5 @@
 /*
- * overlap.c: sums over all ranks while each goes on computing, as training does.
+ * overlap.c: sums over all ranks while each rank continues to compute, as training does.
  *
  *     tandem run -n 2 --run traces -- ./overlap
  *     tandem trace traces --chrome picture.json
@@ -7,7 +7,7 @@
  * A model has LAYERS layers. Going backwards, each rank computes the gradient of one layer after the
  * other, and starts its all-reduce as soon as it is there; then it computes the next, while the sum
  * is made in the background. The next step needs the first layer first, so that one, which is started
- * last, has the most urgent priority. The gradients lie in memory that all ranks of the host see:
+ * last, has the most urgent priority. The gradients are in memory that all ranks of the host see:
  * there they are added where they lie. Marks show in the trace when each gradient was computed.
  */
 #include <tandem/comm.h>
