@@ -19,7 +19,7 @@ test_a_table() {
     [[ $out =~ 200\ KB\ +all_reduce\ +[a-z]+\ +[0-9.]+\ [um]s ]] || fail "no line for 200 KB: $out"
     [[ $out =~ waiting\ for\ a\ late\ rank\ uses\ [0-9.]+\ CPUs ]] || fail "no cost of waiting: $out"
     [ ! -e cache/tandem ] || fail "it wrote a file"
-    assert_equal "$(ls tmp)" "" "the folder for temporary files"
+    assert_equal "$(ls tmp)" "" "the directory for temporary files"
 }
 
 # One line for each size; from 100 KB on there is a bound.

@@ -11,8 +11,8 @@ train() {
         --set checkpoint.every_epochs=never "$@"
 }
 train --set checkpoint.keep=all --set data.test_fraction=0.2 --set eval.every_steps=6
-run=runs/tiny-1 folder=runs/tiny-1/checkpoints
-last=$(find "$folder" -name 'step-*' | sort | tail -1) # of step 12: an epoch has four
+run=runs/tiny-1 directory=runs/tiny-1/checkpoints
+last=$(find "$directory" -name 'step-*' | sort | tail -1) # of step 12: an epoch has four
 has_zstd() { "$TANDEM" checkpoint copy "$last" probe.safetensors.zst >/dev/null 2>&1; }
 
 damage() { # damage FILE
@@ -21,14 +21,14 @@ damage() { # damage FILE
 
 test_ls() {
     assert_exit 0 "$TANDEM" checkpoint ls "$run"
-    assert_equal "$(wc -l <<<"$out")" "$(($(find "$folder" -name 'step-*' | wc -l) + 1))" "lines"
+    assert_equal "$(wc -l <<<"$out")" "$(($(find "$directory" -name 'step-*' | wc -l) + 1))" "lines"
     assert_contains "$(head -1 <<<"$out")" "test loss"
     assert_contains "$(sed -n 2p <<<"$out")" "newest"
     assert_contains "$(grep -E '^ *6 ' <<<"$out")" "%" # its accuracy
     assert_lacks "$(grep -E '^ *9 ' <<<"$out")" "%"
     local table=$out
-    rm -f "$folder/index.json" # it is made again, from the metrics
-    assert_exit 0 "$TANDEM" checkpoint ls "$folder"
+    rm -f "$directory/index.json" # it is made again, from the metrics
+    assert_exit 0 "$TANDEM" checkpoint ls "$directory"
     assert_contains "$out" "$(grep -E '^ *6 ' <<<"$table" | sed 's/ *newest$//')"
     assert_exit 0 "$TANDEM" checkpoint ls "$run" --json --verify
     assert_equal "$(head -1 <<<"$out" | json_value good)" true "whether the newest is good"
@@ -62,14 +62,14 @@ test_verify() {
 
 test_copy() {
     assert_exit 0 "$TANDEM" checkpoint copy "$run:6" six.safetensors
-    cmp six.safetensors "$folder/step-000000000006.safetensors"
+    cmp six.safetensors "$directory/step-000000000006.safetensors"
     assert_exit 1 "$TANDEM" checkpoint copy "$run:6" six.safetensors
     assert_contains "$err" "--force"
     assert_exit 0 "$TANDEM" checkpoint copy "$run" six.safetensors --force
     cmp six.safetensors "$last"
     mkdir into
     assert_exit 0 "$TANDEM" checkpoint copy "$run:6" into
-    cmp into/step-000000000006.safetensors "$folder/step-000000000006.safetensors"
+    cmp into/step-000000000006.safetensors "$directory/step-000000000006.safetensors"
     cp "$last" bad.safetensors
     damage bad.safetensors
     assert_exit 1 "$TANDEM" checkpoint copy bad.safetensors never.safetensors

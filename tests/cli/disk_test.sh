@@ -59,7 +59,7 @@ mount_disk() { # mount_disk KILOBYTES
     mount -t tmpfs -o "size=$1k" tandem-test disk 2>mount.err
 }
 
-test_a_folder_that_may_not_be_written() {
+test_a_read_only_directory() {
     mkdir -p closed
     chmod 555 closed
     if [ "$(id -u)" -eq 0 ]; then

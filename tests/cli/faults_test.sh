@@ -259,7 +259,7 @@ test_a_device_that_stays_broken() {
 }
 
 # A file system with files that are open for writing cannot be remounted read-only by hand; a second mount of the
-# folder, read-only, over the first one does the same to every file that is opened from then on.
+# directory, read-only, over the first one does the same to every file that is opened from then on.
 make_read_only() {
     mount --bind $run $run
     mount -o remount,bind,ro $run

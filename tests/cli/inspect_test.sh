@@ -155,8 +155,8 @@ test_bad_input() {
     assert_exit 2 "$TANDEM" inspect job.yaml --set train.batch=0
     assert_contains "$err" "train.batch"
     assert_exit 2 "$TANDEM" inspect data.csv
-    mkdir empty-folder
-    assert_exit 2 "$TANDEM" inspect empty-folder
+    mkdir empty-directory
+    assert_exit 2 "$TANDEM" inspect empty-directory
     assert_contains "$err" "not a run"
     if "$TANDEM" inspect "$run" >/dev/full 2>err.txt; then fail "a full disk went unnoticed"; fi
     assert_contains "$(cat err.txt)" "cannot write the output"

@@ -40,14 +40,14 @@ bad.yaml:10:22: " "the places of the problems"
     assert_contains "$err" "relu"
     assert_contains "$err" "adamw"
     assert_contains "$err" "7 problems in the job; nothing was started"
-    # All commands that take a job refuse it alike, and train makes no folder.
+    # All commands that take a job refuse it alike, and train makes no directory.
     local said=$err
     assert_exit 2 "$TANDEM" job show bad.yaml
     assert_equal "$err" "$said" "what show says"
     assert_equal "$out" ""
     assert_exit 2 "$TANDEM" train bad.yaml
     assert_equal "$err" "$said" "what train says"
-    [ ! -e runs ] || fail "train made a folder for a job with problems"
+    [ ! -e runs ] || fail "train made a directory for a job with problems"
 }
 
 test_files_that_are_no_jobs() {
@@ -108,7 +108,7 @@ test_the_last_word_wins() {
     assert_contains "$(shown -strain.batch=67)" "batch: 67"
     assert_contains "$(shown --set train.steps=9)" "steps: 9"
     assert_lacks "$(shown --set train.steps=9)" "epochs: 3"
-    # Paths of --set are relative to the current folder, those of the file to the file.
+    # Paths of --set are relative to the current directory, those of the file to the file.
     mkdir -p below
     cp data.csv below/other.csv
     local said

@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # lib.sh: what the tests of the command line share; to be sourced.
 #
-# $TANDEM is the binary. Each test gets a folder of its own, $work, which is the current folder and
+# $TANDEM is the binary. Each test gets a directory of its own, $work, which is the current directory and
 # is removed at the end, and begins with HOME, TERM and colours as a batch job would find them. A
 # check that fails says where and ends the test; a test that cannot run here ends with 77, which
 # CTest reports as skipped. Workers and agents outlive their launcher; so each test has a runtime
-# folder of its own, and whoever has that folder's name in its environment is killed at the end, as
+# directory of its own, and whoever has that directory's name in its environment is killed at the end, as
 # are jobs of the shell that are left.
 set -euo pipefail
 
@@ -19,9 +19,9 @@ export TERM=dumb LC_ALL=C TANDEM_RUNTIME=$work/.runtime
 
 # The processes that this test started, as far as their environment tells: launchers, agents, workers.
 test_processes() (
-    folder=$TANDEM_RUNTIME
+    directory=$TANDEM_RUNTIME
     unset TANDEM_RUNTIME # so that it does not find its own
-    grep -lzFx "TANDEM_RUNTIME=$folder" /proc/[0-9]*/environ 2>/dev/null | tr -cd '0-9\n'
+    grep -lzFx "TANDEM_RUNTIME=$directory" /proc/[0-9]*/environ 2>/dev/null | tr -cd '0-9\n'
 )
 
 # is_gone PID: it has ended. One that was killed has no environment any more long before it has let go of

@@ -92,7 +92,7 @@ test_what_it_costs() {
 refused() {
     assert_exit 1 "$TANDEM" train text.yaml -n 2 --set run.dir=refused "$@"
     assert_contains "$err" "the job needs"
-    [ ! -e refused ] || fail "a refused job left a folder"
+    [ ! -e refused ] || fail "a refused job left a directory"
 }
 
 test_refusal() {
@@ -186,7 +186,7 @@ test_auto() {
     assert_exit 1 "$TANDEM" train mlp.yaml --set "model.hidden=[131072, 131072, 131072, 131072]" \
         --set run.dir=huge
     assert_contains "$err" ", but only "
-    [ ! -e huge ] || fail "a refused job left a folder"
+    [ ! -e huge ] || fail "a refused job left a directory"
 }
 
 # What decides the result cannot be changed on resume, so it is not proposed.

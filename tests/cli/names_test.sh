@@ -11,7 +11,7 @@ assert_exit 0 "$TANDEM" train job.yaml -q -n 1 --set data.test_fraction=0.2
 run=runs/tiny-1
 : >empty
 printf 'no model\n' >note.txt
-mkdir folder
+mkdir subdir
 
 # Commands that read a run or a checkpoint, with NAME where its name stands.
 readers=("eval NAME" "predict NAME data.csv" "generate NAME" "hash NAME" "inspect NAME"
@@ -23,7 +23,7 @@ readers=("eval NAME" "predict NAME data.csv" "generate NAME" "hash NAME" "inspec
 test_wrong_names() {
     local line name words
     for line in "${readers[@]}"; do
-        for name in nothere nothere/at/all folder empty note.txt job.yaml data.csv ""; do
+        for name in nothere nothere/at/all subdir empty note.txt job.yaml data.csv ""; do
             [[ $line == inspect* && $name == job.yaml ]] && continue # that one it shows
             read -ra words <<<"$line"
             assert_exit 2 "$TANDEM" "${words[@]/#NAME/$name}"
@@ -53,8 +53,8 @@ test_files_of_data() {
     assert_exit 2 "$TANDEM" eval "$run" --data nothere.csv
     assert_contains "$err" "file 'nothere.csv' does not exist"
     assert_exit 2 "$TANDEM" predict "$run" nothere.csv
-    assert_exit 2 "$TANDEM" predict "$run" folder
-    assert_contains "$err" "'folder' is a directory"
+    assert_exit 2 "$TANDEM" predict "$run" subdir
+    assert_contains "$err" "'subdir' is a directory"
     assert_exit 2 "$TANDEM" predict "$run" data.csv --labels nothere
     assert_exit 2 "$TANDEM" train job.yaml --set data.train=nothere.csv
     assert_exit 2 "$TANDEM" train nothere.yaml

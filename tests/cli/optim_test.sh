@@ -11,7 +11,7 @@ groups='optim.groups=[{match: "*.bias", weight_decay: 0}, {match: "fc1.*", lr_sc
 # Tensors of several pieces: 300 x 64 numbers are five of them.
 wide=(--set "model.hidden=[300, 64]" --set data.test_fraction=0.2)
 
-# Trains in a fresh folder and leaves the state's hash in $hash: hash_of ARGUMENTS...
+# Trains in a fresh directory and leaves the state's hash in $hash: hash_of ARGUMENTS...
 hash_of() {
     assert_exit 0 "$TANDEM" train job.yaml "$@" --json --set run.dir=hashes
     hash=$(json_value hash <<<"$out")

@@ -233,7 +233,7 @@ test_errors_are_said_once() {
     assert_exit 1 train job.yaml -n 3 --set data.train=broken.csv --set run.dir=never
     assert_equal "$(wc -l <<<"$err")" 1 "lines of $err"
     assert_contains "$err" "broken.csv"
-    [ ! -e never ] || fail "a job that cannot start left a folder"
+    [ ! -e never ] || fail "a job that cannot start left a directory"
     assert_exit 2 train job.yaml -n 3 --set optim.lr=fast
     assert_equal "$(count 'nothing was started' "$err")" 1 "refusals in: $err"
     assert_exit 2 train job.yaml -n 5
@@ -250,7 +250,7 @@ test_errors_are_said_once() {
     alone=$err
     assert_exit 3 train job.yaml -n 3 --set optim.lr=1e30 --set run.dir=diverged
     assert_equal "$(grep '^tandem:' <<<"$err")" "$(grep '^tandem:' <<<"$alone")" "what 3 ranks say"
-    [ ! -e never ] || fail "jobs that cannot start left a folder"
+    [ ! -e never ] || fail "jobs that cannot start left a directory"
     nobody_is_left
 }
 
@@ -263,7 +263,7 @@ test_ranks_that_differ() {
     # shellcheck disable=SC2016
     assert_exit 4 "${world[@]}" '"$0" train job.yaml --set run.dir=differ --set parallel.zero=$TANDEM_RANK' "$TANDEM"
     assert_equal "$(count "disagree on 'parallel.zero'" "$err")" 1 "complaints in: $err"
-    [ ! -e differ ] || fail "ranks that differ left a folder"
+    [ ! -e differ ] || fail "ranks that differ left a directory"
     # What a host may have as it needs it.
     # shellcheck disable=SC2016
     assert_exit 0 "${world[@]}" '"$0" train job.yaml --set run.dir=differ-$TANDEM_RANK -q --set memory.limit=$((TANDEM_RANK + 8))GiB' "$TANDEM"
@@ -301,7 +301,7 @@ test_other_launchers() {
     assert_equal "$(hash_in "$out")" "$hash" "the hash in a batch script"
 }
 
-# Two ranks on hosts of their own, each in its own folder.
+# Two ranks on hosts of their own, each in its own directory.
 on_hosts() {
     # shellcheck disable=SC2016 # for the rank's own shell
     timeout "$deadline" "$TANDEM" run -n 2 --run failed -- sh -c \
@@ -373,7 +373,7 @@ test_store_without_a_server() {
 
 test_nothing_is_left() {
     nobody_is_left
-    assert_equal "$(ls "$TMPDIR")" "" "folders of traces"
+    assert_equal "$(ls "$TMPDIR")" "" "directories of traces"
 }
 
 run_tests "$@"

@@ -32,7 +32,7 @@ field() {
     printf '%s\n' "${text%%[,\}]*}"
 }
 
-# The folder as it is, with times: a replay must not change it.
+# The directory as it is, with times: a replay must not change it.
 listing() {
     find "$1" -printf '%p %s %T@\n' | sort
 }
@@ -52,7 +52,7 @@ test_every_step_is_what_the_run_did() {
     assert_contains "$out" "recorded       the same"
     assert_contains "$out" "fc2.weight"
     assert_contains "$err" "0 steps to train before"
-    assert_equal "$(listing $run)" "$before" "the run's folder"
+    assert_equal "$(listing $run)" "$before" "the run's directory"
 }
 
 test_gradients_are_those_of_the_run() {

@@ -88,7 +88,7 @@ test_the_job_may_be_given_or_not() {
     assert_whole runs/given
 }
 
-# 'auto': the run with the highest number that has a checkpoint; a new one where there is none, or no folder.
+# 'auto': the run with the highest number that has a checkpoint; a new one where there is none, or no directory.
 test_the_newest_run() {
     local auto=(job.yaml "${common[@]}" --set run.dir=newest --resume auto)
     assert_exit 0 "$TANDEM" train "${auto[@]}" -q

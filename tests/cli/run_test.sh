@@ -35,7 +35,7 @@ test_environment() {
         assert_equal "$(grep -E 'SECRET|RENDEZVOUS|RUN' env.$rank)" \
             "$(grep -E 'SECRET|RENDEZVOUS|RUN' env.0)" "what all share"
     done
-    assert_equal "$(ls tmp)" "" "left in the temporary folder"
+    assert_equal "$(ls tmp)" "" "left in the temporary directory"
     local first_secret
     first_secret=$(grep SECRET env.0)
     TANDEM_RANK=7 TANDEM_SECRET=old TANDEM_RUN=/nowhere assert_exit 0 \
@@ -57,7 +57,7 @@ test_part_of_a_world() {
     assert_contains "$(cat part.3)" "TANDEM_RENDEZVOUS=alpha:7000"
     assert_contains "$(cat part.3)" "TANDEM_TRANSPORT=ucx"
     assert_contains "$(cat part.3)" "TANDEM_RUN=$work/kept"
-    [ -d kept ] || fail "the run's folder was removed"
+    [ -d kept ] || fail "the run's directory was removed"
     assert_exit 2 "$TANDEM" run -n 2 --size 5 -- true
     assert_contains "$err" "rendezvous"
     assert_exit 2 "$TANDEM" run -n 2 --first 4 --size 5 --rendezvous alpha:7000 -- true
@@ -94,12 +94,12 @@ test_exit_codes() {
     # shellcheck disable=SC2016 # for the ranks
     assert_exit 7 "$TANDEM" run -n 3 -- sh -c '[ $TANDEM_RANK != 1 ] || exit 7'
     assert_contains "$err" "rank 1 exited with code 7"
-    assert_equal "$(ls tmp)" "" "an empty folder is left"
+    assert_equal "$(ls tmp)" "" "an empty directory is left"
     # shellcheck disable=SC2016 # for the ranks
     assert_exit 8 "$TANDEM" run -n 2 -- sh -c 'echo x >"$TANDEM_RUN/$TANDEM_RANK"; exit 8'
     assert_contains "$err" "exited with code 8"
     assert_contains "$err" "shows the last events of each rank"
-    [ "$(find tmp -mindepth 1 -maxdepth 1 | wc -l)" = 1 ] || fail "the failed run's folder is not kept"
+    [ "$(find tmp -mindepth 1 -maxdepth 1 | wc -l)" = 1 ] || fail "the failed run's directory is not kept"
     rm -r tmp/tandem-run-*
     # shellcheck disable=SC2016 # for the ranks
     assert_exit 137 "$TANDEM" run -n 3 --run kept -- sh -c '[ $TANDEM_RANK != 2 ] || kill -9 $$'
@@ -240,7 +240,7 @@ test_programs_that_do_not_run() {
     echo "no program" >plain.txt
     assert_exit 1 "$TANDEM" run -n 4 -- ./plain.txt
     assert_contains "$err" "cannot run ./plain.txt: Permission denied"
-    assert_equal "$(ls tmp)" "" "left in the temporary folder"
+    assert_equal "$(ls tmp)" "" "left in the temporary directory"
 }
 
 test_labels() {
@@ -285,7 +285,7 @@ test_many_ranks_on_few_cores() {
     # shellcheck disable=SC2016 # for the ranks
     assert_exit 0 "$TANDEM" run -n 16 -- sh -c 'echo $TANDEM_RANK'
     assert_equal "$(sort -n <<<"$out" | tr '\n' ' ')" "$(seq -s ' ' 0 15) " "ranks"
-    assert_equal "$(ls tmp)" "" "left in the temporary folder"
+    assert_equal "$(ls tmp)" "" "left in the temporary directory"
 }
 
 test_pins() {

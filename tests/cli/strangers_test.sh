@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Another user of the host, and a run's folder that somebody else has filled: they neither keep a run from
+# Another user of the host, and a run's directory that somebody else has filled: they neither keep a run from
 # going on nor make it write elsewhere. Takes root, to become another user; without it the test is skipped.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
@@ -44,16 +44,16 @@ test_links_are_not_followed() {
     done
 }
 
-# The folder of running sessions in /tmp is taken: there is another place.
+# The directory of running sessions in /tmp is taken: there is another place.
 test_a_taken_name_in_tmp() {
     rm -rf "/tmp/tandem-$stranger"
     mkdir "/tmp/tandem-$stranger" # root's
-    mkdir home runs bin # the program may be in a folder that a stranger may not enter
+    mkdir home runs bin # the program may be in a directory that a stranger may not enter
     cp "$TANDEM" "$(dirname "$TANDEM")"/libtandem.so.0 bin/
     chown $stranger home runs
     assert_exit 0 as_stranger env -u TANDEM_RUNTIME -u XDG_RUNTIME_DIR HOME="$work/home" \
         LD_LIBRARY_PATH="$work/bin" bin/tandem train job.yaml -n 2 --set run.dir=runs
-    assert_equal "$(stat -c '%u %a' home/.cache/tandem/run)" "$stranger 700" "the folder at home"
+    assert_equal "$(stat -c '%u %a' home/.cache/tandem/run)" "$stranger 700" "the directory at home"
     rm -rf home/.cache
     chmod 500 home
     chown root home

@@ -92,7 +92,7 @@ test_json_and_picture() {
     assert_exit 1 "$TANDEM" trace dead --chrome nowhere/picture.json
 }
 
-test_bad_folders() {
+test_bad_directories() {
     assert_exit 2 "$TANDEM" trace nowhere
     assert_contains "$err" "nowhere"
     mkdir empty

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # `tandem train`: the same job gives the same state, whatever the number of workers; what the run's
-# folder holds; which mistakes start nothing; how a run that diverges ends.
+# directory holds; which mistakes start nothing; how a run that diverges ends.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -8,7 +8,7 @@ source "$source_root/tests/cli/train_lib.sh"
 make_data 150 data.csv
 make_job job.yaml
 
-# Trains in a fresh folder and leaves the state's hash in $hash: hash_of JOB ARGUMENTS...
+# Trains in a fresh directory and leaves the state's hash in $hash: hash_of JOB ARGUMENTS...
 hash_of() {
     assert_exit 0 "$TANDEM" train "$@" --json --set run.dir=hashes
     hash=$(json_value hash <<<"$out")
@@ -136,14 +136,14 @@ metrics.jsonl" "the files of a run"
     assert_equal "$err" "" "words beside JSON"
 }
 
-test_two_at_once_get_folders_of_their_own() {
+test_two_at_once_get_separate_directories() {
     local pids=() i
     for i in 1 2 3 4; do
         "$TANDEM" train job.yaml -q -n 1 --set run.dir=many >"many.$i" 2>&1 &
         pids+=($!)
     done
     for i in "${pids[@]}"; do wait "$i" || fail "one of four runs failed: $(cat many.*)"; done
-    assert_equal "$(find many -mindepth 1 -maxdepth 1 | wc -l)" 4 "folders of four runs"
+    assert_equal "$(find many -mindepth 1 -maxdepth 1 | wc -l)" 4 "directories of four runs"
     assert_equal "$(grep -h 'state hash' many.? | sort -u | wc -l)" 1 "states of four equal runs"
 }
 
@@ -157,13 +157,13 @@ test_a_test_set_is_measured() {
     assert_equal "$(json_value test_samples <<<"$out")" 150
 }
 
-# bad_start CODE TEXT ARGUMENTS...: it ends so, says so, and leaves no folder behind.
+# bad_start CODE TEXT ARGUMENTS...: it ends so, says so, and leaves no directory behind.
 bad_start() {
     local code=$1 text=$2
     shift 2
     assert_exit "$code" "$TANDEM" train "$@" --set run.dir=none
     assert_contains "$err" "$text"
-    [ ! -e none ] || fail "'train $*' left a folder: $(find none)"
+    [ ! -e none ] || fail "'train $*' left a directory: $(find none)"
 }
 
 test_what_starts_nothing() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sessions on several hosts, by ssh and etcd. The hosts are this one under two names, each with a runtime
-# folder of its own, and ssh is a script that starts a shell; etcd is a real one on the loopback device.
+# directory of its own, and ssh is a script that starts a shell; etcd is a real one on the loopback device.
 # Where it is not installed (make setup-etcd does) this test says so and is skipped (77).
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh

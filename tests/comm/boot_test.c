@@ -93,9 +93,9 @@ static void turn_away_every_misfit(tdm_security security)
         {"job", "\"job B\"", "\"job A\""},
         {"size", "world of 7", "one of 2"},
         {"epoch", "epoch 3", "epoch 0"},
-        {"rank", "no rank 2", "world of 2"},
-        {"taken", "rank 1 is there already", "process "},
-        {"zero", "rank 0 is there already", "process "},
+        {"rank", "rank 2 exceeds", "world of 2"},
+        {"taken", "rank 1 has already joined", "process "},
+        {"zero", "rank 0 has already joined", "process "},
         {"protocol", "protocol 9", "protocol 3"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -144,7 +144,7 @@ static int rank_that_is_refused(const world *w, int rank)
     CHECK_INT(tdm__control_open(&options, &control, &err), TDM_ERR_PEER_REFUSED);
     CHECK_HAS(err.message, "rank 0 at unix:");
     CHECK_HAS(err.message,
-              "turned rank 1 away: rank 1 came for job \"another\", rank 0 for job \"j\"");
+              "turned rank 1 away: rank 1 has job \"another\", rank 0 has job \"j\"");
     options.job = "j";
     options.secret = "wrong";
     CHECK_INT(tdm__control_open(&options, &control, &err), TDM_ERR_PEER_REFUSED);
@@ -249,7 +249,7 @@ static int rank_without_a_hub(const world *w, int rank)
     tdm__control *control = NULL;
     tdm_error err = {0};
     CHECK_INT(tdm__control_open(&options, &control, &err), TDM_ERR_PEER_TIMEOUT);
-    CHECK_HAS(err.message, "rank 1 found no rank 0 within 1 s: nobody listens at ");
+    CHECK_HAS(err.message, "rank 1 did not find rank 0 within 1 s: no process listens at ");
     return 0;
 }
 
@@ -369,7 +369,7 @@ static void strangers_are_harmless(void)
         shared->may_go = 2;
         finish(&w);
         CHECK_INT(shared->warnings, 1);
-        CHECK_HAS(shared->warning, "no rank of tandem");
+        CHECK_HAS(shared->warning, "not a rank of tandem");
     }
 }
 
@@ -554,7 +554,7 @@ static int rank_with_a_bad_file(const world *w, int rank)
     tdm_error err = {0};
     tdm_status status = tdm__control_open(&options, &control, &err);
     CHECK(status == TDM_ERR_FORMAT || status == TDM_ERR_INVALID);
-    CHECK(strstr(err.message, "no rendezvous file") || strstr(err.message, "another user"));
+    CHECK(strstr(err.message, "not a rendezvous file") || strstr(err.message, "another user"));
     return 0;
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Three hosts of two ranks each, in network namespaces, whose links are cut, mended, made narrow, slow and
 # lossy, at whose ports strangers knock, and whose ranks are killed and stopped. Afterwards nothing may be
-# left of any of it: no process, socket, namespace, device, or file in /dev/shm or the folder for such.
+# left of any of it: no process, socket, namespace, device, or file in /dev/shm or the directory for such.
 #   hosts_test.sh TANDEM PROGRAM WIRE KILL [CASE...]
 # HOSTS_KILLS and HOSTS_STOPS say how many ranks to kill and to stop (10, 2).
 # Needs root, `ip` and the kernel's namespaces; without them it says so and is skipped (77).
@@ -56,7 +56,7 @@ for host in 1 2 3; do
     ip -n "$switch" link add "port$host" type veth peer name net index $((20 + host)) netns "$id-$host"
     plug "$host"
 done
-# alone COMMAND...: with a folder of ours as /dev/shm, where nobody else's files are, and with a mark by
+# alone COMMAND...: with a directory of ours as /dev/shm, where nobody else's files are, and with a mark by
 # which whatever comes of it is known, wherever it is.
 # shellcheck disable=SC2016 # the inner shell expands them
 alone() {
@@ -307,7 +307,7 @@ nothing "processes" ours
 nothing "processes in the namespaces" members
 nothing "sockets" sockets
 nothing "files in /dev/shm" ls -A "$work/shm"
-nothing "files in the folder for such" ls -A "$work/tmp"
+nothing "files in the directory for such" ls -A "$work/tmp"
 unplug
 nothing "namespaces" sh -c "ip netns list | grep -w -e '$id-[s123]' || true"
 # Those of the namespaces go with them; whatever else comes and goes here is other people's.

@@ -1,9 +1,9 @@
 # shellcheck shell=bash disable=SC2154 # tandem and work are the test's
 # hosts.sh: hosts for tests of real launchers, on one machine; to be sourced. $tandem is the program, and $work the
-# test's folder, which is not below /tmp.
+# test's directory, which is not below /tmp.
 #
 # A host is a set of namespaces: network (10.79.0.N, behind a bridge), processes, host name and mounts. It has its
-# own /tmp, /run and /dev/shm, an /etc/hosts with all names, and an /etc/passwd in which root's home is a folder
+# own /tmp, /run and /dev/shm, an /etc/hosts with all names, and an /etc/passwd in which root's home is a directory
 # of the test, $work/home-NAME: so daemons and clients run as packaged, with their usual paths, and leave the
 # machine's own files alone. All else, $work included, is shared, as by a network file system.
 

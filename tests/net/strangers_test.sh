@@ -242,7 +242,7 @@ doors() { on 1 cat /proc/net/unix | awk '$4 == "00010000" && $8 ~ /^@tandem/ { p
 # many steps.
 case_user() {
     local pid file code=0 step names run=$work/user/$name-1
-    mkdir "$work/bin" # the program may be in a folder that another user may not enter
+    mkdir "$work/bin" # the program may be in a directory that another user may not enter
     cp "$tandem" "$(dirname "$tandem")"/libtandem.so.0 "$here/strangers.py" "$work/bin"
     on 1 timeout -k 5 "$limit_s" "$tandem" train "$work/job.yaml" -n 2 -q --json --set "run.dir=$work/user" \
         --set train.steps=100000000 >"$work/user.out" 2>"$work/user.err" &
@@ -256,11 +256,11 @@ case_user() {
     [ "$(value_of "$work/knock" refused)" -gt 0 ] || complain "user: nobody was refused"
     as_other "$work/bin/tandem" ps >"$work/other.out" 2>&1 || complain "user: ps fails: $(cat "$work/other.out")"
     if grep -q $name "$work/other.out"; then complain "user: another user's ps shows it"; fi
-    cannot "ps in the same folder" env TANDEM_RUNTIME="$TANDEM_RUNTIME" "$work/bin/tandem" ps
+    cannot "ps in the same directory" env TANDEM_RUNTIME="$TANDEM_RUNTIME" "$work/bin/tandem" ps
     cannot join env TANDEM_RUNTIME="$TANDEM_RUNTIME" "$work/bin/tandem" join $name-1
     cannot stop env TANDEM_RUNTIME="$TANDEM_RUNTIME" "$work/bin/tandem" stop $name-1
-    cannot "stop by the folder" "$work/bin/tandem" stop "$run"
-    cannot "join by the folder" "$work/bin/tandem" join "$run"
+    cannot "stop by the directory" "$work/bin/tandem" stop "$run"
+    cannot "join by the directory" "$work/bin/tandem" join "$run"
     while read -r file; do cannot "read $file" cat "$file"; done < <(find "$TANDEM_RUNTIME" -type f)
     for pid in $(tandem_pids 1); do
         for file in $(find "/proc/$pid/fd" -lname '/memfd:*' | head -n 2); do cannot "open memory" head -c 1 "$file"; done

@@ -33,8 +33,8 @@ def tensors_of(node, data):
 
 def run(program, *arguments):
     """The cases that `program` prints."""
-    with tempfile.TemporaryDirectory(prefix="tandem-parity-") as folder:
-        path = os.path.join(folder, "tensors")
+    with tempfile.TemporaryDirectory(prefix="tandem-parity-") as directory:
+        path = os.path.join(directory, "tensors")
         lines = subprocess.run([program, path, *arguments], check=True,
                                stdout=subprocess.PIPE).stdout
         with open(path, "rb") as file:

@@ -190,8 +190,8 @@ def compare_inference(program, case, model):
     """What PyTorch's weights say with us, and with PyTorch."""
     state = {model.our_name(name): model.to_ours(name, tensor)
              for name, tensor in model.state().items()}
-    with tempfile.TemporaryDirectory(prefix="tandem-parity-") as folder:
-        path = os.path.join(folder, "weights")
+    with tempfile.TemporaryDirectory(prefix="tandem-parity-") as directory:
+        path = os.path.join(directory, "weights")
         exchange.write_tensors(path, [state.get(name, first)
                                       for name, first in case["first"].items()])
         ours = exchange.run(program, case["case"], path)[0]["outputs"]

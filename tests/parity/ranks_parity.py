@@ -65,26 +65,26 @@ OPTIM = dict(kind="adamw", lr=0.001, momentum=0.0, beta1=0.9, beta2=0.999, eps=1
              clip_norm=0.0)
 
 
-def write_rows(case, folder):
+def write_rows(case, directory):
     """Normal features and even classes as CSV, each number so that it reads back exactly."""
     generator = torch.Generator().manual_seed(11)
     rows = BATCHES * case["batch"]
     x = torch.randn(rows, case["features"], generator=generator)
     classes = torch.randint(case["classes"], (rows,), generator=generator)
     classes[:case["classes"]] = torch.arange(case["classes"])  # every one of them is there
-    with open(os.path.join(folder, "data"), "w") as out:
+    with open(os.path.join(directory, "data"), "w") as out:
         for row, label in zip(x.tolist(), classes.tolist()):
             out.write("".join("%.9g," % number for number in row) + "%d\n" % label)
     size = case["batch"]
     return [dict(x=x[i:i + size], classes=classes[i:i + size]) for i in range(0, rows, size)]
 
 
-def write_text(case, folder):
+def write_text(case, directory):
     """Characters; a sample is a window, and its classes are the characters that come next."""
     length, size = case["context"], case["batch"]
     rows = BATCHES * size
     text = "".join("the quick brown fox jumps over a lazy dog"[7 * i * i % 41] for i in range(rows + length))
-    with open(os.path.join(folder, "data"), "w") as out:
+    with open(os.path.join(directory, "data"), "w") as out:
         out.write(text)
     tokens = torch.tensor([sorted(set(text)).index(c) for c in text], dtype=torch.int32)
     windows = tokens.unfold(0, length + 1, 1)
@@ -92,11 +92,11 @@ def write_text(case, folder):
             for i in range(0, rows, size)]
 
 
-def write_job(case, optim, folder):
+def write_job(case, optim, directory):
     words = ", ".join("%s: %s" % (key, value if isinstance(value, str) else "%.17g" % value)
                       for key, value in optim.items())
     image = "" if "image" not in case else ", shape: [%d, %d]" % tuple(case["image"][:2])
-    with open(os.path.join(folder, "job.yaml"), "w") as out:
+    with open(os.path.join(directory, "job.yaml"), "w") as out:
         out.write("name: parity\nseed: 5\n%s\noptim: {%s}\n" % (case["job"], words))
         out.write("data: {train: data, shuffle: false%s%s}\n" % (
             "" if "context" in case else ", normalise: none", image))
@@ -104,18 +104,18 @@ def write_job(case, optim, folder):
         out.write("parallel: {lanes: 4, sync_batchnorm: %s}\n" % str(case.get("sync", False)).lower())
 
 
-def tandem(program, folder, ranks, *sets):
+def tandem(program, directory, ranks, *sets):
     """What a training printed."""
     command = [program, "train", "job.yaml", "-q", "--json", "-n", str(ranks)]
     for word in sets:
         command += ["--set", word]
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, timeout=LIMIT_S, check=True)
+    done = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, timeout=LIMIT_S, check=True)
     return json.loads(done.stdout.decode().splitlines()[-1])
 
 
-def model_of(folder, result):
+def model_of(directory, result):
     """The tensors of the model in a checkpoint."""
-    with open(os.path.join(folder, result["checkpoint"]), "rb") as file:
+    with open(os.path.join(directory, result["checkpoint"]), "rb") as file:
         data = bytearray(file.read())
     (length,) = struct.unpack("<Q", data[:8])
     tensors = {}
@@ -130,8 +130,8 @@ def model_of(folder, result):
     return tensors
 
 
-def losses_of(folder, result):
-    with open(os.path.join(folder, result["run"], "metrics.jsonl")) as lines:
+def losses_of(directory, result):
+    with open(os.path.join(directory, result["run"], "metrics.jsonl")) as lines:
         return [row["loss"] for row in map(json.loads, lines) if "loss" in row]
 
 
@@ -141,11 +141,11 @@ def compare(program, name):
     case = dict(case=name, heads=given.get("heads"), layers=given.get("layers"), image=given.get("image"),
                 classes=given.get("classes"), optimiser=optim["kind"], **optim)
     failures = 0
-    with tempfile.TemporaryDirectory(prefix="tandem-parity-") as folder:
-        case["batches"] = (write_text if "context" in given else write_rows)(given, folder)
-        write_job(given, given["optim"], folder)
+    with tempfile.TemporaryDirectory(prefix="tandem-parity-") as directory:
+        case["batches"] = (write_text if "context" in given else write_rows)(given, directory)
+        write_job(given, given["optim"], directory)
         # The first weights: a step that is too short to change them. (It changes statistics.)
-        first = model_of(folder, tandem(program, folder, 1, "optim.lr=1e-30", "train.steps=1"))
+        first = model_of(directory, tandem(program, directory, 1, "optim.lr=1e-30", "train.steps=1"))
         for key, tensor in first.items():
             if ".running_" in key:
                 tensor.fill_(float(key.endswith("_var")))
@@ -153,14 +153,14 @@ def compare(program, name):
         case["losses"] = [0.0] * STEPS
         theirs, model = model_parity.train(case, torch.float32)
         for ranks in RANKS:
-            result = tandem(program, folder, ranks)
-            ours = losses_of(folder, result)
+            result = tandem(program, directory, ranks)
+            ours = losses_of(directory, result)
             assert len(ours) == STEPS and ours[-1] < 0.8 * ours[0], "it must learn something"
             title = "%s on %d ranks" % (name, ranks)
             failures += model_parity.report("%s, %d steps from %.4f to %.4f" % (
                 title, STEPS, ours[0], ours[-1]), model_parity.CURVE_MOST, ours, theirs, None,
                 model_parity.worst_ratio)
-            statistics = model_parity.statistics_of(model_of(folder, result))
+            statistics = model_parity.statistics_of(model_of(directory, result))
             if statistics:
                 expected = {model.our_name(key): tensor
                             for key, tensor in model_parity.statistics_of(model.state()).items()}
