@@ -118,14 +118,6 @@ static tdm_status checkpoint_open(tdm__trainer *t, const char *run, tdm__restore
     return tdm__train_schedule_check_position(&t->schedule, &out->position, path, err);
 }
 
-/* Rank 0 changes the run directory after the state was restored. */
-static tdm_status run_take_over(tdm__trainer *t, const tdm__restored *r, tdm_error *err)
-{
-    TDM_TRY(tdm__run_rewind(&t->run, r->position.step, err));
-    TDM_TRY(tdm__run_set_aside(&t->run, r->position.step, err));
-    return tdm__run_write_job(&t->run, t->job, err);
-}
-
 tdm_status tdm__restore(tdm__trainer *t, const char *path, tdm_error *err)
 {
     tdm__restored *r = &t->resumed;
@@ -135,8 +127,6 @@ tdm_status tdm__restore(tdm__trainer *t, const char *path, tdm_error *err)
     if (status == TDM_OK) status = tdm__state_restore(&t->state, checkpoint, false, err);
     tdm_checkpoint_destroy(checkpoint);
     TDM_TRY(status);
-    if (t->leads) status = run_take_over(t, r, err);
-    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
     if (t->comm)
         TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), r, sizeof(*r), TDM_DTYPE_U8, 0, err));
     r->path[sizeof(r->path) - 1] = '\0';

@@ -369,13 +369,10 @@ static tdm_status state_from_disk(tdm__trainer *t, tdm_error *err)
     t->position = (tdm_position){.seed = (uint64_t)t->job->seed};
     t->state.plateau = t->state.early_stop = (tdm_plateau){0};
     t->state.skips = (tdm__skips){0};
-    if (has) {
+    if (has)
         TDM_TRY(tdm__restore(t, t->run_path, err));
-    } else {
+    else
         TDM_TRY(tdm__state_begin(&t->state, t->job, t->schedule.data.train, err));
-        tdm_status status = t->leads ? tdm__run_rewind(&t->run, 0, err) : TDM_OK;
-        TDM_TRY(tdm__agree(t->comm, status, NULL, err));
-    }
     t->ended_early = t->job->train.early_stop &&
                      tdm_early_stop_is_due(t->job->train.early_stop, &t->state.early_stop);
     t->status.loss = t->status.smooth_loss = (double)NAN;
@@ -395,12 +392,17 @@ static void ledger_warn_of_gap(const tdm__trainer *t, uint64_t step)
 }
 
 /* Rank 0 takes over the files. The previous rank 0 may have died between a step and its lines, while other
- * ranks had finished the step, so the lines of the last step are written again. */
+ * ranks had finished the step, so the lines of the last step are written again. If the state is from the disk,
+ * metrics and checkpoints of later steps are removed. Each call repeats all of it: an earlier one may have failed. */
 static tdm_status run_files_repair(tdm__trainer *t, bool from_memory, tdm_error *err)
 {
     uint64_t step = t->position.step;
     if (!t->leads) return TDM_OK;
-    if (from_memory) TDM_TRY(tdm__run_rewind(&t->run, step > 0 ? step - 1 : 0, err));
+    TDM_TRY(tdm__run_rewind(&t->run, from_memory && step > 0 ? step - 1 : step, err));
+    if (!from_memory && t->is_restored) {
+        TDM_TRY(tdm__run_set_aside(&t->run, step, err));
+        TDM_TRY(tdm__run_write_job(&t->run, t->job, err));
+    }
     TDM_TRY(tdm__open_ledger(t, step, err));
     if (step > 0) tdm__ledger_fill(&t->ledger, t->ledger_recent, from_memory ? step - 1 : step);
     if (from_memory && step > 0) ledger_warn_of_gap(t, step - 1);

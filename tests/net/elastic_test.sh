@@ -3,7 +3,7 @@
 # cut, etcd's leader dies. Training goes on and ends with the bits of an undisturbed run; who is on the
 # smaller side of a cut stops by itself.
 #   elastic_test.sh TANDEM [CASE...]
-# Cases: plain scope mirror back cut etcd lineage. Needs root, `ip`, the kernel's namespaces and etcd (make setup-etcd);
+# Cases: plain scope mirror back full cut etcd lineage. Needs root, `ip`, the kernel's namespaces and etcd (make setup-etcd);
 # without them it says so and is skipped (77).
 set -euo pipefail
 tandem=$(realpath "$1")
@@ -27,6 +27,7 @@ cleanup() {
     local host
     for host in 1 2 3; do kill_host "$host"; done
     for host in s 1 2 3; do ip netns del "$id-$host" 2>/dev/null || true; done
+    umount -l "$work/full" 2>/dev/null || true
     rm -rf "$work"
 }
 trap cleanup EXIT
@@ -237,6 +238,26 @@ case_back() {
     strike back kill_host 2 && ends_well back 1
     start_all
 }
+# The disk is full when a host's death makes the others go back to a checkpoint: they wait for the disk.
+case_full() {
+    mkdir "$work/full"
+    mount -t tmpfs -o size=16M tandem-test "$work/full" 2>"$work/why" ||
+        { echo "NOT TESTED: a full disk: $(cat "$work/why")"; return 0; }
+    start full 2 parallel.zero=3
+    if strike full fill_and_kill full 2; then
+        wait_until 60 says_waiting full || complain "full: nobody says that training waits for the disk"
+        rm -f "$work/full/filler"
+        ends_well full 1
+    fi
+    rm -f "$work/full/filler"
+    start_all
+    umount -l "$work/full"
+}
+fill_and_kill() {
+    cat /dev/zero >"$work/$1/filler" 2>/dev/null || true
+    kill_host "$2"
+}
+says_waiting() { grep -qs "training waits for up to" "$work/$1.err"; }
 case_cut() {
     start cut 3
     if strike cut cut_off 3; then
@@ -304,7 +325,7 @@ case_lineage() {
 }
 
 start_all new
-for name in "${@:-plain scope mirror back cut etcd lineage}"; do
+for name in "${@:-plain scope mirror back full cut etcd lineage}"; do
     # shellcheck disable=SC2086 # a list
     for case in $name; do "case_$case"; done
 done
