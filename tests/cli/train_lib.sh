@@ -68,9 +68,12 @@ wait_for() {
     done
 }
 
-# is_stopped PID: whether the process is stopped by a signal. TANDEM_TEST_KILL=...:signal=STOP:file=F writes F just
+# is_stopped PID: whether all threads of the process are stopped by a signal. TANDEM_TEST_KILL=...:signal=STOP:file=F writes F just
 # before the process stops itself: a test that continues the process waits for this first, or its SIGCONT is lost.
-is_stopped() { [[ $(cat "/proc/$1/stat" 2>/dev/null) == *") T "* ]]; }
+is_stopped() {
+    local states
+    states=$(sed 's/.*) \(.\).*/\1/' "/proc/$1"/task/*/stat 2>/dev/null) && [ -n "$states" ] && [[ $states != *[!T[:space:]]* ]]
+}
 
 is_stopped_or_gone() { is_stopped "$1" || ! kill -0 "$1" 2>/dev/null; }
 

@@ -194,6 +194,7 @@ test_a_silent_store_at_the_end() {
     worker=$(cat at-end)
     wait_for "$deadline" is_stopped "$worker"
     kill -STOP "$etcd"
+    wait_for "$deadline" is_stopped "$etcd" # its threads stop one after the other, and one alone may still answer
     kill -CONT "$worker"
     wait_for "$deadline" grep -qs 'leaves epoch .* no etcd server' quiet/tiny-1/log.jsonl
     kill -CONT "$etcd"
