@@ -18,7 +18,137 @@
 
 /* ---- kv: the store of a session -------------------------------------------------------------------- */
 
+/* Limit of a call if the caller sets none. It is half of STORE_SILENCE_S (membership), so that a member can lose
+ * one call and repeat it before it leaves its epoch. Programs that a user waits for use
+ * TDM_KV_PROBE_S (2 s) to open a store. */
+#define TDM__TIMING_KV_CALL_S 5.0
+/* Longest lease, wait and limit that a caller may ask for: a year. Larger values are mistakes, and
+ * the conversion to nanoseconds must not overflow. */
+#define TDM__TIMING_KV_MAX_S 31536000.0
+/* A process keeps its leases, although it does not renew them, while it lives and has made progress
+ * within this time (tdm_kv_options.idle_s of agents, launchers and members). A busy host can keep a
+ * process from the CPU for seconds; a process that hangs must lose its leases in the end. It equals
+ * MAX_LEASE_S. */
+#define TDM__TIMING_KV_OWNER_IDLE_S 30.0
+
+/* Local store: a waiting process checks the store this often although no change woke it, because a
+ * process can be killed between a change and the wake-up call. It costs ten short locks per second
+ * and process. */
+#define TDM__TIMING_KV_LOCAL_CHECK_S 0.1
+/* Local store: how often the time of the file is updated. Programs that remove old files from /tmp
+ * wait for days. */
+#define TDM__TIMING_KV_LOCAL_TOUCH_S 600.0
+/* Local store: pause between two attempts to lock the file while another process creates it, which
+ * takes some milliseconds. */
+#define TDM__TIMING_KV_LOCAL_CREATE_RETRY_S 0.002
+
+/* etcd: minimum time for one server to respond before the next one is tried. A healthy server
+ * responds within milliseconds; an election of a new leader takes about a second. Two servers fit
+ * into WATCH_CALL_S (membership). */
+#define TDM__TIMING_KV_ETCD_SERVER_S 1.0
+/* etcd: pause after all servers failed once, so that a cluster that is starting is not flooded with
+ * requests. */
+#define TDM__TIMING_KV_ETCD_ROUND_S 0.1
+/* etcd: minimum time for the first event after a watch was created, even if the caller does not
+ * want to wait: etcd sends the events of past changes right after the confirmation. */
+#define TDM__TIMING_KV_ETCD_FIRST_EVENT_S 0.05
+/* etcd: longest wait inside libcurl before the deadline of the call is checked again. */
+#define TDM__TIMING_KV_ETCD_POLL_S 1.0
+
 /* ---- membership: leases, members, epochs ----------------------------------------------------------- */
+
+/* Heartbeats: a member renews its lease this often. A user's lease is renewed four times in its
+ * length, and at least once per MAX_HEARTBEAT_S. */
+#define TDM__TIMING_MEMBERSHIP_HEARTBEAT_S 0.25
+#define TDM__TIMING_MEMBERSHIP_MAX_HEARTBEAT_S 1.0
+/* Length of a lease before its owner has measured its heartbeats: twelve heartbeats, for a slow
+ * start. */
+#define TDM__TIMING_MEMBERSHIP_FIRST_LEASE_S 3.0
+/* Bounds of the adaptive lease. The lower one is four heartbeats. The upper one limits how long a
+ * member that is silent can block the others, even on a very busy host. */
+#define TDM__TIMING_MEMBERSHIP_MIN_LEASE_S 1.0
+#define TDM__TIMING_MEMBERSHIP_MAX_LEASE_S 30.0
+/* Limit of a call of the watcher. It is shorter than TDM__TIMING_KV_CALL_S, because no heartbeat is
+ * sent while a call waits, and long enough to try two etcd servers. */
+#define TDM__TIMING_MEMBERSHIP_WATCH_CALL_S 2.0
+/* How often the status of a member (step, speed) is written for users; each write wakes all
+ * watchers. */
+#define TDM__TIMING_MEMBERSHIP_STATUS_S 1.0
+
+/* A member leaves its epoch if the store has not responded for this time, or for its lease if that
+ * is longer. The others may have replaced it by then. Steps do not need the store, so a restart of
+ * etcd must not end an epoch. */
+#define TDM__TIMING_MEMBERSHIP_STORE_SILENCE_S 10.0
+/* Members without the state wait this much longer for members whose lease has expired: those leave
+ * after STORE_SILENCE_S, and notice it within one WATCH_CALL_S. */
+#define TDM__TIMING_MEMBERSHIP_STORE_SILENCE_MARGIN_S 2.0
+/* Pause before a call to the store that failed is repeated. */
+#define TDM__TIMING_MEMBERSHIP_STORE_RETRY_S 0.1
+/* Pause between two attempts to register a member while the store cannot be reached. */
+#define TDM__TIMING_MEMBERSHIP_REGISTER_RETRY_S 0.25
+/* How often a member that waits for the endpoint of rank 0 checks that its epoch is still current.
+ * The endpoint itself wakes it. */
+#define TDM__TIMING_MEMBERSHIP_ENDPOINT_CHECK_S 0.25
+/* Longest time between two views while the members agree on an epoch. Changes in the store wake the
+ * member, so this is only for changes that were missed. */
+#define TDM__TIMING_MEMBERSHIP_VIEW_S 5.0
+
+/* Default of elastic.wait: how long a run waits for its minimum of members before it is aborted. A
+ * cluster needs minutes to replace a host. */
+#define TDM__TIMING_MEMBERSHIP_MIN_MEMBERS_S 600.0
+/* Fewer members than the minimum are logged after this time: members of one start are not equally
+ * fast. */
+#define TDM__TIMING_MEMBERSHIP_MIN_MEMBERS_LOG_S 1.0
+/* How long the first epoch is delayed for the other started members once the minimum is ready:
+ * loading the data takes a few seconds, and an epoch that begins without them is soon replaced. */
+#define TDM__TIMING_MEMBERSHIP_FIRST_EPOCH_S 5.0
+/* New members are admitted together: when no further one has become ready for JOIN_SETTLE_S, or the
+ * epoch is JOIN_MAX_S old. An epoch lasts at least EPOCH_MIN_S before new members end it, so that
+ * training proceeds even if a new one comes every second. */
+#define TDM__TIMING_MEMBERSHIP_JOIN_SETTLE_S 0.3
+#define TDM__TIMING_MEMBERSHIP_JOIN_MAX_S 2.0
+#define TDM__TIMING_MEMBERSHIP_EPOCH_MIN_S 1.0
+
+/* After a failure, how long the members that have left an epoch wait for the reports of the others;
+ * epoch.c has a table of the cases. REPORT_S is the default of report_s: an interrupted member
+ * leaves within milliseconds, but a pass of a large model cannot be interrupted in the middle of an
+ * op. */
+#define TDM__TIMING_MEMBERSHIP_REPORT_S 2.0
+/* The same for members that no reporter can reach: a report that is on its way arrives within
+ * REPORT_LOST_S. */
+#define TDM__TIMING_MEMBERSHIP_REPORT_LOST_S 0.4
+/* The same for a host that seems to have ended, if some of its members have not been missed yet: a
+ * rank notices a closed connection only when it uses it. */
+#define TDM__TIMING_MEMBERSHIP_REPORT_HOST_ENDED_S 1.0
+/* Without a failure the others may still write a checkpoint: this many times report_s (60 s). */
+#define TDM__TIMING_MEMBERSHIP_REGROUP_REPORTS 30.0
+/* Longest wait for a member of this host that makes progress, and the interval of asking the kernel
+ * about it. As long as a regrouping, because both wait for work that cannot be interrupted. */
+#define TDM__TIMING_MEMBERSHIP_REPORT_BUSY_S 60.0
+#define TDM__TIMING_MEMBERSHIP_BUSY_CHECK_S 0.25
+/* How often the connections to other hosts are checked after an epoch has failed, while one host
+ * seems to be ending: the kernel closes the connections of processes that end together within some
+ * milliseconds. */
+#define TDM__TIMING_MEMBERSHIP_LOST_CHECK_S 0.005
+
+/* Each further reporter proposes the next epoch this much later than the one before, if there is
+ * none until then. It is longer than a round trip to the store, so that normally only one
+ * proposes. */
+#define TDM__TIMING_MEMBERSHIP_PROPOSER_S 0.5
+/* How long a member waits for its own record, which its watcher writes again in the next round
+ * (HEARTBEAT_S). */
+#define TDM__TIMING_MEMBERSHIP_OWN_RECORD_S 0.5
+/* Members that are fewer than the minimum because of a network partition try again with all
+ * reporters after this time: only an epoch can tell whether the partition has healed. It equals the
+ * silence that comm needs to detect a broken connection (TANDEM_SILENCE). */
+#define TDM__TIMING_MEMBERSHIP_PARTITION_S 5.0
+/* Longest wait for a host that has the newest state in memory while its agent restarts the workers:
+ * an agent pauses for up to 30 s between two starts, and a worker needs some seconds to load its
+ * data. */
+#define TDM__TIMING_MEMBERSHIP_HOLDER_S 45.0
+/* First pause after several consecutive epochs failed before their first step; it doubles with each
+ * further failure, up to a quarter of report_s. */
+#define TDM__TIMING_MEMBERSHIP_BACK_OFF_S 0.01
 
 /* ---- launch, cluster: processes, agents, sessions -------------------------------------------------- */
 

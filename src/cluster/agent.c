@@ -13,6 +13,7 @@
  */
 #include "cluster/agent.h"
 #include "base/base.h"
+#include "base/timing.h"
 #include "kv/kv.h"
 
 #include <errno.h>
@@ -110,7 +111,7 @@ static tdm_status agent_prepare(tdm__agent *a, tdm_error *err)
              a->options->host);
     tdm__log_forward_init(&a->lines, a->lines_path);
     tdm_kv_options kv = a->options->kv;
-    kv.idle_s = TDM__IDLE_S;
+    kv.idle_s = TDM__TIMING_KV_OWNER_IDLE_S;
     TDM_TRY(tdm_kv_open(&kv, &a->kv, err));
     TDM_TRY(tdm__agent_find_shm(a, err));
     TDM_TRY(tdm__slots_take(a->shm, &a->slots, err));

@@ -11,6 +11,7 @@
  * for that), or when neither agents nor workers are left.
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "cluster/log_forward.h"
 #include "cluster/session.h"
 #include "kv/kv.h"
@@ -186,7 +187,7 @@ static tdm_status store_fill(launcher *l, tdm_error *err)
         return tdm_os_fail(err, "cannot find", "the current directory");
     l->kv_options = l->options->kv;
     l->kv_options.url = l->hold.place.store;
-    l->kv_options.idle_s = TDM__IDLE_S;
+    l->kv_options.idle_s = TDM__TIMING_KV_OWNER_IDLE_S;
     l->kv_options.probe_s = TDM_KV_PROBE_S;
     TDM_TRY(tdm_kv_open(&l->kv_options, &l->kv, err));
     TDM_TRY(session_check_name(l, err));

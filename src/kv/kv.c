@@ -7,13 +7,11 @@
  */
 #include "kv/kv.h"
 #include "base/base.h"
+#include "base/timing.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-#define TIMEOUT_S 5.0
-#define MAX_LEASE_S 31536000.0
 
 /* The implementations. */
 static const tdm__kv_ops *const stores[] = {&tdm__kv_local, &tdm__kv_etcd, NULL};
@@ -54,15 +52,15 @@ tdm_status tdm_kv_open(const tdm_kv_options *options, tdm_kv **out, tdm_error *e
         return tdm_fail(err, TDM_ERR_INVALID,
                         "\"%s\" is not a valid store address; write local:PATH or etcd:URL,URL,...",
                         options->url ? options->url : "");
-    if (!(options->timeout_s >= 0) || options->timeout_s > MAX_LEASE_S)
+    if (!(options->timeout_s >= 0) || options->timeout_s > TDM__TIMING_KV_MAX_S)
         return tdm_fail(err, TDM_ERR_RANGE, "%g seconds is not a valid timeout for a store",
                         options->timeout_s);
-    if (!(options->idle_s >= 0) || options->idle_s > MAX_LEASE_S)
+    if (!(options->idle_s >= 0) || options->idle_s > TDM__TIMING_KV_MAX_S)
         return tdm_fail(err, TDM_ERR_RANGE,
                         "%g seconds is not a valid idle time for a process of a store",
                         options->idle_s);
     tdm_kv_options filled = *options;
-    if (!(filled.timeout_s > 0)) filled.timeout_s = TIMEOUT_S;
+    if (!(filled.timeout_s > 0)) filled.timeout_s = TDM__TIMING_KV_CALL_S;
     /* A file answers by itself. */
     if (filled.probe_s > 0 && ops != &tdm__kv_local) TDM_TRY(probe(ops, &filled, place, err));
     return ops->open(&filled, place, out, err);
@@ -173,7 +171,7 @@ tdm_status tdm_kv_remove(tdm_kv *kv, const char *prefix, tdm_error *err)
 
 tdm_status tdm_kv_lease(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *err)
 {
-    if (!(seconds > 0) || seconds > MAX_LEASE_S)
+    if (!(seconds > 0) || seconds > TDM__TIMING_KV_MAX_S)
         return tdm_fail(err, TDM_ERR_RANGE,
                         "invalid lease of %g seconds: it must be above 0 and at most a year",
                         seconds);
@@ -197,7 +195,9 @@ tdm_status tdm_kv_wait(tdm_kv *kv, const char *prefix, uint64_t revision, double
     TDM_TRY(check_prefix(prefix, err));
     if (isnan(seconds))
         return tdm_fail(err, TDM_ERR_RANGE, "the time to wait for the store is not a number");
-    double bounded = seconds < 0 ? 0 : seconds > MAX_LEASE_S ? MAX_LEASE_S : seconds;
+    double bounded = seconds < 0                      ? 0
+                     : seconds > TDM__TIMING_KV_MAX_S ? TDM__TIMING_KV_MAX_S
+                                                      : seconds;
     return kv->ops->wait(kv, prefix, revision, bounded, out ? out : &unused, err);
 }
 

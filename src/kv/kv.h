@@ -14,9 +14,6 @@
 #include <tandem/kv.h>
 #include <tandem/text.h>
 
-/* tdm_kv_options.idle_s of members, agents and launchers, unless the user sets another value. */
-#define TDM__IDLE_S 30.0
-
 typedef struct tdm__kv_ops tdm__kv_ops;
 
 struct tdm_kv {

@@ -7,17 +7,17 @@
  * expired lease without keys, which the next process removes.
  *
  * Waiting processes are woken by the change itself, within microseconds. They also wake up when the
- * next lease expires and every POLL_S, because a process may have been killed between a change and
- * the wake-up call.
+ * next lease expires and every TDM__TIMING_KV_LOCAL_CHECK_S, because a process may have been killed
+ * between a change and the wake-up call.
  */
 #include "kv/kv_local.h"
 #include "base/base.h"
+#include "base/timing.h"
 
 #include <string.h>
 #include <sys/stat.h>
 
-#define POLL_NS UINT64_C(100000000)
-#define TOUCH_S 600.0
+#define CHECK_NS ((uint64_t)(TDM__TIMING_KV_LOCAL_CHECK_S * 1e9))
 #define RELEASED 0 /* value of a deadline: the owner released the lease */
 
 static tdm__local *local_of(tdm_kv *kv)
@@ -120,7 +120,7 @@ static tdm_status local_keep(tdm_kv *kv, uint64_t id, tdm_error *err)
     tdm__local_unlock(local);
     /* Updates the time of the file, so that programs that remove old files see that it is in
      * use. */
-    if (tdm_clock_s() - local->touched_s > TOUCH_S) {
+    if (tdm_clock_s() - local->touched_s > TDM__TIMING_KV_LOCAL_TOUCH_S) {
         (void)futimens(local->fd, NULL);
         local->touched_s = tdm_clock_s();
     }
@@ -260,7 +260,7 @@ static tdm_status local_wait(tdm_kv *kv, const char *prefix, uint64_t revision, 
             *out = now_revision;
             return TDM_OK;
         }
-        uint64_t until = now + POLL_NS < deadline ? now + POLL_NS : deadline;
+        uint64_t until = now + CHECK_NS < deadline ? now + CHECK_NS : deadline;
         tdm__local_sleep(local, now_revision, next < until ? next : until);
     }
 }

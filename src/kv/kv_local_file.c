@@ -12,6 +12,7 @@
  * failures. It is killed after one second. A holder that runs, however slowly, is not touched.
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "kv/kv_local.h"
 
 #include <tandem/os.h>
@@ -31,7 +32,6 @@
 #include <unistd.h>
 
 enum { MAGIC = 0x564b4454, OPEN_TRIALS = 10 };
-#define SECOND_NS 1000000000
 
 /* ---- lock ------------------------------------------------------------------------------------ */
 
@@ -137,7 +137,7 @@ static tdm_status file_lock(tdm__local *local, tdm_error *err)
             return tdm_fail(err, TDM_ERR_TIMEOUT,
                             "%s: another process creates it and has not finished after %g s",
                             local->path, local->timeout_s);
-        tdm_clock_sleep(2e-3);
+        tdm_clock_sleep(TDM__TIMING_KV_LOCAL_CREATE_RETRY_S);
     }
     return TDM_OK;
 }

@@ -1,13 +1,14 @@
 /*
  * elastic.c: the loop of a member: it takes part in one epoch after another until the run ends.
  *
- * The member reads the store, decides (epoch.c) and acts on the decision until it is in the current epoch.
- * It takes part (enter, then steps). When the epoch has failed or is to change, it leaves, reports that and
- * agrees on the next epoch. Each round begins with a new view of the store, so a call that timed out after
- * it took effect is noticed. The first verdict in the store ends the run for all members and is final.
+ * The member reads the store, decides (epoch.c) and acts on the decision until it is in the current
+ * epoch. It takes part (enter, then steps). When the epoch has failed or is to change, it leaves,
+ * reports that and agrees on the next epoch. Each round begins with a new view of the store, so a
+ * call that timed out after it took effect is noticed. The first verdict in the store ends the run
+ * for all members and is final.
  *
- * States of the loop (`next_action`). epoch_agree runs in AGREE, epoch_take_part in TAKE_PART; each returns
- * the next state.
+ * States of the loop (`next_action`). epoch_agree runs in AGREE, epoch_take_part in TAKE_PART; each
+ * returns the next state.
  *
  *                 +-----------+     member of the current epoch      +-----------+
  *      start ---> |   AGREE   | -----------------------------------> | TAKE_PART |
@@ -22,10 +23,11 @@
  *                   +--------------------> | LEAVE | <---------------------+
  *                                          +-------+
  *
- * Invariants: `enter` is called only for the epoch that was current in the last view and contains this
- * member; a report is written only after `leave`; no epoch is entered twice.
+ * Invariants: `enter` is called only for the epoch that was current in the last view and contains
+ * this member; a report is written only after `leave`; no epoch is entered twice.
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "membership/member.h"
 #include "os/os.h"
 
@@ -35,16 +37,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SHORT_S 1.0  /* fewer members than the minimum are logged after this time */
-#define SETTLE_S 5.0 /* wait for further members when the minimum has started */
-#define LOOK_S 5.0   /* maximum time between two views */
-#define RETRY_S 0.1
-#define MARGIN_S 2.0
-#define BACK_OFF_AFTER 3 /* consecutive epochs without a completed step */
-#define MAX_FAILURES 100
-#define MAX_REFUSALS 3     /* consecutive ones, before the first step of a session */
-#define LOST_CHECKS 4      /* checks for lost members while a host seems to be ending, */
-#define LOST_CHECK_S 0.005 /* and the time between two checks */
+enum {
+    BACK_OFF_AFTER = 3, /* consecutive epochs without a completed step */
+    MAX_FAILURES = 100, /* the same */
+    MAX_REFUSALS = 3,   /* consecutive refused connections before the first step of a session */
+    LOST_CHECKS = 4     /* checks for lost members while a host seems to be ending */
+};
 
 typedef enum next_action {
     AGREE,     /* read the store and decide */
@@ -60,7 +58,7 @@ typedef struct run {
     tdm_status status; /* the result of the loop */
     tdm_error *err;
     tdm_arena *arena; /* of one view */
-    tdm__epoch_history memo;
+    tdm__epoch_history history;
     tdm__epoch_rules rules;
     tdm_epoch epoch;
     tdm_epoch_member *members;        /* of `epoch`; TDM__MAX_EPOCH */
@@ -68,10 +66,10 @@ typedef struct run {
     double left_s;                    /* when the last epoch was left; -1: not yet */
     int failures;                     /* consecutive epochs without a completed step */
     bool has_failed;                  /* the last epoch ended by a failure */
-    bool logged_short, logged_away;
+    bool logged_short, logged_missing_host;
     char refusal[TDM_LOST_BYTES]; /* of a connection in the last epoch: why; empty: none */
     uint64_t state_revision;      /* of the key "state" when the epoch was read */
-    bool is_whole;                /* `enter` has succeeded, so this member has the run's state */
+    bool has_state;               /* `enter` has succeeded, so this member has the run's state */
     tdm_process_watch *watches;   /* by rank of epoch `watched`; TDM__MAX_EPOCH */
     uint32_t watched;             /* number of the watched epoch; 0: none */
 } run;
@@ -84,8 +82,8 @@ static next_action run_end(run *r, tdm_status status)
 
 /* ---- writes that are retried ----------------------------------------------------------------- */
 
-/* Whether the store has not responded for the allowed time. Calls through `kv` count as well as those of the
- * watcher. */
+/* Whether the store has not responded for the allowed time. Calls through `kv` count as well as
+ * those of the watcher. */
 static bool store_is_lost(run *r)
 {
     tdm_member *m = r->m;
@@ -99,7 +97,7 @@ static bool store_is_lost(run *r)
 static next_action store_retry_or_leave(run *r, const tdm_error *why)
 {
     if (!store_is_lost(r)) {
-        r->m->pause(r->m->pause_user, RETRY_S);
+        r->m->pause(r->m->pause_user, TDM__TIMING_MEMBERSHIP_STORE_RETRY_S);
         return AGREE;
     }
     tdm_log(TDM_LOG_WARN, "cluster", "member %s leaves because it cannot reach the store: %s",
@@ -123,8 +121,8 @@ static next_action store_put(run *r, const char *key, const char *value)
     }
 }
 
-/* Writes the verdict unless there is one already. If that fails, the other members notice that this member is
- * gone and decide without it. */
+/* Writes the verdict unless there is one already. If that fails, the other members notice that this
+ * member is gone and decide without it. */
 static void put_verdict(run *r, tdm_status status, const char *message)
 {
     char key[TDM_KV_KEY_BYTES];
@@ -141,7 +139,7 @@ static void put_verdict(run *r, tdm_status status, const char *message)
     while (tdm_str_ok(&text)) {
         put = tdm_kv_swap(r->m->kv, key, 0, tdm_str_text(&text), 0, NULL, &why);
         if (put == TDM_OK || put == TDM_ERR_EXISTS || store_is_lost(r)) break;
-        r->m->pause(r->m->pause_user, RETRY_S);
+        r->m->pause(r->m->pause_user, TDM__TIMING_MEMBERSHIP_STORE_RETRY_S);
     }
     if (put != TDM_OK && put != TDM_ERR_EXISTS)
         tdm_log(TDM_LOG_WARN, "cluster",
@@ -172,13 +170,13 @@ static next_action epoch_report(run *r, const char *why, bool is_regroup, const 
     tdm_json_object_begin(&w);
     tdm_json_put_string(&w, "why", why);
     tdm_json_put_bool(&w, "regroup", is_regroup);
-    tdm_json_put_bool(&w, "whole", r->is_whole);
+    tdm_json_put_bool(&w, "whole", r->has_state);
     list_losses(r, losses, TDM_LOST_NONE, "lost", &w);
     list_losses(r, losses, TDM_LOST_CLOSED, "closed", &w);
     list_losses(r, losses, TDM_LOST_REFUSED, "refused", &w);
     tdm_json_put_string(&w, "refusal", r->refusal);
     tdm_json_object_end(&w);
-    tdm__member_key(r->m, key, "reports/%" PRIu32 "/%s", r->memo.left, r->m->id);
+    tdm__member_key(r->m, key, "reports/%" PRIu32 "/%s", r->history.left, r->m->id);
     next_action out = LEAVE;
     if (tdm_str_ok(&text))
         out = store_put(r, key, tdm_str_text(&text));
@@ -188,14 +186,15 @@ static next_action epoch_report(run *r, const char *why, bool is_regroup, const 
     return out;
 }
 
-/* Whether this member was refused repeatedly before the first step of the session: a host is set up differently
- * from the others, and the user should know that before training begins. */
+/* Whether this member was refused repeatedly before the first step of the session: a host is set up
+ * differently from the others, and the user should know that before training begins. */
 static bool run_is_refused(const run *r, tdm_status status)
 {
     return status == TDM_ERR_PEER_REFUSED && r->failures >= MAX_REFUSALS && r->epoch.lineage == 0;
 }
 
-/* Slows down when consecutive epochs fail before their first step, and gives up after MAX_FAILURES. */
+/* Slows down when consecutive epochs fail before their first step, and gives up after
+ * MAX_FAILURES. */
 static next_action epoch_back_off(run *r, tdm_status status, const char *why)
 {
     if (run_is_refused(r, status)) {
@@ -212,7 +211,7 @@ static next_action epoch_back_off(run *r, tdm_status status, const char *why)
     }
     int more = r->failures - BACK_OFF_AFTER;
     if (more > 0) {
-        double pause_s = 0.01 * (double)(1 << (more < 10 ? more : 10));
+        double pause_s = TDM__TIMING_MEMBERSHIP_BACK_OFF_S * (double)(1 << (more < 10 ? more : 10));
         r->m->pause(r->m->pause_user, fmin(pause_s, r->m->report_s / 4));
     }
     return AGREE;
@@ -221,23 +220,22 @@ static next_action epoch_back_off(run *r, tdm_status status, const char *why)
 /* ---- an epoch -------------------------------------------------------------------------------- */
 
 /* Tells the watcher which epoch to interrupt. */
-static void epoch_activate(run *r, bool is_active)
+static void epoch_set_active(run *r, bool is_active)
 {
     tdm_member *m = r->m;
     pthread_mutex_lock(&m->lock);
-    m->active = is_active ? r->epoch.number : 0;
+    m->state = is_active ? TDM__MEMBER_ACTIVE : TDM__MEMBER_OUTSIDE;
     m->ops = is_active ? r->ops : NULL;
     m->user = is_active ? r->user : NULL;
     if (is_active) {
-        m->is_broken = false;
         m->epoch = r->epoch.number;
         m->record_is_old = true;
     }
     pthread_mutex_unlock(&m->lock);
 }
 
-/* Whether some, but not all members of another host have closed their connections: its other processes may be
- * ending as well. */
+/* Whether some, but not all members of another host have closed their connections: its other
+ * processes may be ending as well. */
 static bool host_is_partly_lost(const run *r, const tdm_lost *losses)
 {
     for (int i = 0; i < r->epoch.size; i++) {
@@ -259,7 +257,7 @@ static void find_losses(run *r, tdm_lost *losses)
         for (int i = 0; i < r->epoch.size; i++)
             if (i != r->epoch.rank) losses[i] = r->ops->lost(r->user, i, how);
         if (!host_is_partly_lost(r, losses)) break;
-        r->m->pause(r->m->pause_user, LOST_CHECK_S);
+        r->m->pause(r->m->pause_user, TDM__TIMING_MEMBERSHIP_LOST_CHECK_S);
     }
     for (int i = 0; i < r->epoch.size; i++) {
         how[0] = '\0';
@@ -279,13 +277,14 @@ static void find_losses(run *r, tdm_lost *losses)
 static bool ends_epoch(run *r, tdm_status status)
 {
     pthread_mutex_lock(&r->m->lock);
-    bool was_interrupted = r->m->is_broken;
+    bool was_interrupted = r->m->state == TDM__MEMBER_BROKEN;
     pthread_mutex_unlock(&r->m->lock);
     if (status == TDM_ERR_INTERRUPTED) return was_interrupted;
     return tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER && status != TDM_ERR_PEER_MISMATCH;
 }
 
-/* Formats the epoch and the hosts of its members, each with the shared memory that keeps the state. */
+/* Formats the epoch and the hosts of its members, each with the shared memory that keeps the
+ * state. */
 static void add_holders(const run *r, tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
@@ -306,8 +305,8 @@ static void add_holders(const run *r, tdm_str *out)
     tdm_json_object_end(&w);
 }
 
-/* One attempt to replace the key "state". An earlier attempt that timed out may have replaced it already.
- * TDM_ERR_PEER_FENCED: a later epoch has replaced it. */
+/* One attempt to replace the key "state". An earlier attempt that timed out may have replaced it
+ * already. TDM_ERR_PEER_FENCED: a later epoch has replaced it. */
 static tdm_status swap_state(const run *r, const char *key, const char *text, tdm_error *why)
 {
     tdm_kv_item item;
@@ -318,8 +317,8 @@ static tdm_status swap_state(const run *r, const char *key, const char *text, td
     return tdm_fail(why, TDM_ERR_PEER_FENCED, "another epoch holds the state");
 }
 
-/* Rank 0 records that all members of the epoch have the state. It does so before its first step, so the store
- * has the holders of every completed step. */
+/* Rank 0 records that all members of the epoch have the state. It does so before its first step, so
+ * the store has the holders of every completed step. */
 static tdm_status record_holders(run *r, tdm_error *why)
 {
     char key[TDM_KV_KEY_BYTES], reason[300];
@@ -332,11 +331,11 @@ static tdm_status record_holders(run *r, tdm_error *why)
     while (tries) {
         status = swap_state(r, key, tdm_str_text(&text), why);
         pthread_mutex_lock(&r->m->lock);
-        bool is_broken = r->m->is_broken;
+        bool is_broken = r->m->state == TDM__MEMBER_BROKEN;
         pthread_mutex_unlock(&r->m->lock);
         tries = status != TDM_OK && status != TDM_ERR_PEER_FENCED && !is_broken &&
                 !store_is_lost(r);
-        if (tries) r->m->pause(r->m->pause_user, RETRY_S);
+        if (tries) r->m->pause(r->m->pause_user, TDM__TIMING_MEMBERSHIP_STORE_RETRY_S);
     }
     tdm_str_release(&text);
     if (status == TDM_OK || status == TDM_ERR_NO_MEMORY || status == TDM_ERR_PEER_FENCED)
@@ -354,14 +353,15 @@ static tdm_status epoch_run(run *r, bool *done, bool *regroup, tdm_error *why)
     tdm_status status = r->ops->enter(r->user, &r->epoch, why);
     if (status == TDM_OK && r->epoch.rank == 0) status = record_holders(r, why);
     if (status == TDM_OK) {
-        r->is_whole = true;
+        r->has_state = true;
         entered_s = tdm_kv_now(r->m->kv);
     }
     while (status == TDM_OK && !*done && !*regroup) {
         pthread_mutex_lock(&r->m->lock);
         unsigned request = r->m->request, requests = 0;
         /* `enter` does not notice an interrupt that came just before it. */
-        if (r->m->is_broken) status = tdm_fail(why, TDM_ERR_PEER_FAILED, "%s", r->m->why);
+        if (r->m->state == TDM__MEMBER_BROKEN)
+            status = tdm_fail(why, TDM_ERR_PEER_FAILED, "%s", r->m->why);
         pthread_mutex_unlock(&r->m->lock);
         if (status != TDM_OK) break;
         status = r->ops->step(r->user, request, &requests, done, why);
@@ -384,18 +384,18 @@ static next_action epoch_take_part(run *r)
     bool done = false, regroup = false;
     tdm_lost losses[TDM__MAX_EPOCH] = {TDM_LOST_NONE};
     tdm_error why = {0};
-    r->memo.took_part = true;
-    r->logged_short = r->logged_away = false;
-    r->memo.left = r->epoch.number;
+    r->history.took_part = true;
+    r->logged_short = r->logged_missing_host = false;
+    r->history.left = r->epoch.number;
     r->result.epochs++;
     if (r->has_failed) r->result.recoveries++;
     r->has_failed = false;
     r->refusal[0] = '\0';
-    epoch_activate(r, true);
+    epoch_set_active(r, true);
     tdm_status status = epoch_run(r, &done, &regroup, &why);
     bool is_epoch_end = status != TDM_OK && ends_epoch(r, status);
     if (is_epoch_end) find_losses(r, losses);
-    epoch_activate(r, false);
+    epoch_set_active(r, false);
     r->left_s = tdm_kv_now(r->m->kv);
     r->ops->leave(r->user);
     if (status == TDM_OK && done) {
@@ -450,7 +450,7 @@ static next_action run_give_up(run *r, const tdm__epoch_plan *plan)
     char text[200];
     snprintf(text, sizeof(text),
              "only %d of at least %d members joined within %.0f s (elastic.min, elastic.wait)",
-             plan->here, r->m->min, r->m->wait_s);
+             plan->available, r->m->min, r->m->wait_s);
     put_verdict(r, TDM_ERR_TIMEOUT, text);
     return run_end(r, tdm_fail(r->err, TDM_ERR_TIMEOUT, "%s", text));
 }
@@ -458,21 +458,23 @@ static next_action run_give_up(run *r, const tdm__epoch_plan *plan)
 static next_action store_wait(run *r, const tdm__view *view, const tdm__epoch_plan *plan)
 {
     tdm_error why = {0};
-    bool is_short = r->memo.short_s >= 0 && tdm_kv_now(r->m->kv) - r->memo.short_s >= SHORT_S;
+    bool is_short = r->history.short_s >= 0 && tdm_kv_now(r->m->kv) - r->history.short_s >=
+                                                   TDM__TIMING_MEMBERSHIP_MIN_MEMBERS_LOG_S;
     if (is_short && !r->logged_short)
         tdm_log(TDM_LOG_WARN, "cluster",
-                "%d of at least %d members have joined; waiting up to %.0f s for more", plan->here,
-                r->m->min, r->m->wait_s);
+                "%d of at least %d members have joined; waiting up to %.0f s for more",
+                plan->available, r->m->min, r->m->wait_s);
     r->logged_short = is_short;
-    if (plan->away && !r->logged_away)
+    if (plan->missing_host && !r->logged_missing_host)
         tdm_log(TDM_LOG_WARN, "cluster",
                 "host %s has the newest state in memory and is about to restart its workers: "
                 "waiting for them",
-                plan->away);
-    r->logged_away = plan->away != NULL;
+                plan->missing_host);
+    r->logged_missing_host = plan->missing_host != NULL;
     double left_s = plan->until_s - tdm_kv_now(r->m->kv);
-    if (r->memo.short_s >= 0 && !is_short) left_s = fmin(left_s, SHORT_S);
-    left_s = fmin(fmax(left_s, 0), LOOK_S);
+    if (r->history.short_s >= 0 && !is_short)
+        left_s = fmin(left_s, TDM__TIMING_MEMBERSHIP_MIN_MEMBERS_LOG_S);
+    left_s = fmin(fmax(left_s, 0), TDM__TIMING_MEMBERSHIP_VIEW_S);
     tdm_status status = tdm_kv_wait(r->m->kv, r->m->prefix, view->revision, left_s, NULL, &why);
     return status == TDM_OK ? AGREE : store_retry_or_leave(r, &why);
 }
@@ -493,11 +495,11 @@ static void set_epoch(run *r, const tdm__view *view)
     }
 }
 
-/* Sets is_busy of the members on this host that have not left the epoch and make progress, according to the
- * kernel. */
+/* Sets is_busy of the members on this host that have not left the epoch and make progress,
+ * according to the kernel. */
 static void mark_busy(run *r, tdm__view *view)
 {
-    if (view->number == 0 || !r->m->has_thread || !tdm__view_is_broken(view)) return;
+    if (!r->m->has_thread || tdm__view_epoch_state(view) != TDM__VIEW_BROKEN) return;
     bool is_new = r->watched != view->number;
     r->watched = view->number;
     for (int i = 0; i < view->size; i++) {
@@ -509,8 +511,8 @@ static void mark_busy(run *r, tdm__view *view)
     }
 }
 
-/* The session ended and was removed from the store while this member was stopped or cut off. The member leaves,
- * because it would start a second run. */
+/* The session ended and was removed from the store while this member was stopped or cut off. The
+ * member leaves, because it would start a second run. */
 static next_action leave_ended_session(run *r)
 {
     tdm_log(TDM_LOG_INFO, "cluster", "member %s leaves: the session ended without it", r->m->id);
@@ -533,13 +535,13 @@ static next_action epoch_agree(run *r)
     tdm__member_heard(r->m, asked_s);
     if (r->m->is_begun && !view.has_about) return leave_ended_session(r);
     mark_busy(r, &view);
-    switch (tdm__epoch_decide(&view, &r->rules, &r->memo, tdm_kv_now(r->m->kv), &plan)) {
+    switch (tdm__epoch_decide(&view, &r->rules, &r->history, tdm_kv_now(r->m->kv), &plan)) {
     case TDM__DECISION_WAIT: return store_wait(r, &view, &plan);
     case TDM__DECISION_PROPOSE: return epoch_propose(r, &view, &plan);
     case TDM__DECISION_ENTER: set_epoch(r, &view); return TAKE_PART;
     case TDM__DECISION_SKIP:
         set_epoch(r, &view);
-        r->memo.left = view.number;
+        r->history.left = view.number;
         return epoch_report(r, "the epoch ended before this member entered it", false, NULL);
     case TDM__DECISION_END:
         if (view.verdict == TDM_OK) return run_end(r, TDM_OK);
@@ -571,21 +573,23 @@ tdm_status tdm_elastic_run(tdm_member *member, const tdm_elastic_ops *ops, void 
         free(r.watches);
         return tdm_fail_oom(err, "to take part in a run");
     }
-    tdm__epoch_history_init(&r.memo);
+    tdm__epoch_history_init(&r.history);
     r.rules = (tdm__epoch_rules){.id = member->id,
                                  .min = member->min,
                                  .max = member->max,
                                  .wait_s = member->wait_s,
                                  .report_s = member->report_s,
-                                 .settle_s = SETTLE_S,
+                                 .settle_s = TDM__TIMING_MEMBERSHIP_FIRST_EPOCH_S,
                                  .needs_all = member->needs_all_hosts,
-                                 .silence_s = tdm__member_silence_limit_s(member) + MARGIN_S};
+                                 .silence_s = tdm__member_silence_limit_s(member) +
+                                              TDM__TIMING_MEMBERSHIP_STORE_SILENCE_MARGIN_S};
     pthread_mutex_lock(&member->lock);
     member->is_ready = true;
     member->record_is_old = true;
     uint64_t lease = member->lease;
     pthread_mutex_unlock(&member->lock);
-    /* The other members see the record now, not after the next round of the watcher, which writes it again. */
+    /* The other members see the record now, not after the next round of the watcher, which writes
+     * it again. */
     tdm__member_put_record(member, member->kv, lease, NULL);
     pthread_mutex_lock(&member->lock);
     member->record_is_old = true;

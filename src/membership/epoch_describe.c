@@ -37,7 +37,7 @@ void tdm__epoch_text(const tdm__view *view, const tdm__epoch_plan *plan, const c
     tdm_json_array_begin(&w);
     for (int i = 0; i < view->count; i++) {
         const tdm__view_member *m = &view->members[i];
-        bool was_there = m->rank >= 0 || (m->is_left_out && m->is_here);
+        bool was_there = m->rank >= 0 || (m->is_excluded && m->has_record);
         if (!was_there || plan_has_member(plan, m)) continue;
         tdm_json_object_begin(&w);
         tdm_json_put_string(&w, "id", m->id);

@@ -1,12 +1,12 @@
 /*
  * epoch_reach.c: finds the largest set of members that can all reach each other.
  *
- * Two members conflict if one of them has lost the other. The result is the largest set without conflicts;
- * if a network is split in two, that is the larger side. A member with the run's state weighs more than any
- * number of members without it. The search takes or skips members in order of rank and takes first, so of
- * equal sets the one with the lowest ranks is found first and kept. It prunes branches that cannot exceed
- * the best weight so far, which makes clean splits cheap. With very many conflicts it stops after a fixed
- * number of tries and returns the best set found so far.
+ * Two members conflict if one of them has lost the other. The result is the largest set without
+ * conflicts; if a network is split in two, that is the larger side. A member with the run's state
+ * weighs more than any number of members without it. The search takes or skips members in order of
+ * rank and takes first, so of equal sets the one with the lowest ranks is found first and kept. It
+ * prunes branches that cannot exceed the best weight so far, which makes clean splits cheap. With
+ * very many conflicts it stops after a fixed number of tries and returns the best set found so far.
  */
 #include "membership/member.h"
 
@@ -54,8 +54,8 @@ static set set_intersect(const set *a, const set *b)
     return out;
 }
 
-/* `taken` has no conflicts. `open` are the members that may still be added to it; all of them have higher ranks
- * than those in `taken`. The recursion is at most as deep as the number of members. */
+/* `taken` has no conflicts. `open` are the members that may still be added to it; all of them have
+ * higher ranks than those in `taken`. The recursion is at most as deep as the number of members. */
 static void search_extend(search *s, const set *taken, int taken_weight, set open)
 {
     int open_weight = weight_of(s, &open);
@@ -82,8 +82,8 @@ static bool lists_as_lost(const tdm__view_member *a, const tdm__view_member *b)
     return false;
 }
 
-/* A member that refuses another one closes all its connections. So if `b` refused a member, its loss counts only
- * if `b` has lost `a` as well. */
+/* A member that refuses another one closes all its connections. So if `b` refused a member, its
+ * loss counts only if `b` has lost `a` as well. */
 static bool has_lost(const tdm__view_member *a, const tdm__view_member *b)
 {
     return lists_as_lost(a, b) && (b->refused_count == 0 || lists_as_lost(b, a));
@@ -95,7 +95,7 @@ void tdm__epoch_reach(tdm__view_member *const *members, int count, bool *keep)
     bool has_conflict = false;
     for (int i = 0; i < count; i++) {
         keep[i] = true;
-        s.weights[i] = members[i]->is_whole ? TDM__MAX_EPOCH + 1 : 1;
+        s.weights[i] = members[i]->has_state ? TDM__MAX_EPOCH + 1 : 1;
         for (int j = 0; j < count; j++) {
             bool is_conflict = i != j && (has_lost(members[i], members[j]) ||
                                           has_lost(members[j], members[i]));

@@ -1,10 +1,11 @@
 /*
- * epoch_view.c: reads everything the store has about a session, at one revision, into one table of members.
+ * epoch_view.c: reads everything the store has about a session, at one revision, into one table of
+ * members.
  *
- * The values come from other processes and are checked: a record that is not a JSON object or has an invalid
- * id is ignored; an invalid epoch is an error, because members cannot agree without it. The table has the
- * members of the epoch first, by rank, and then all other members with a record, in order of id. The only
- * call that may block is the one that lists the keys.
+ * The values come from other processes and are checked: a record that is not a JSON object or has
+ * an invalid id is ignored; an invalid epoch is an error, because members cannot agree without it.
+ * The table has the members of the epoch first, by rank, and then all other members with a record,
+ * in order of id. The only call that may block is the one that lists the keys.
  */
 #include "base/base.h"
 #include "membership/member.h"
@@ -125,7 +126,8 @@ static tdm_status read_epoch(tdm__view *view, const tdm_kv_item *item, tdm_arena
     return TDM_OK;
 }
 
-/* Marks the members that this epoch or earlier ones excluded. Only members in the table: those with a record. */
+/* Marks the members that this epoch or earlier ones excluded. Only members in the table: those with
+ * a record. */
 static void read_left(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena)
 {
     const tdm_json *left = tdm_json_get(object_of(item, arena), "left");
@@ -133,7 +135,7 @@ static void read_left(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena
     for (const tdm_json *one = left->first; one; one = one->next) {
         tdm__view_member *m = tdm__view_find(view, text_of(one, "id", ""));
         if (!m || m->rank >= 0) continue;
-        m->is_left_out = true;
+        m->is_excluded = true;
         m->left_why = text_of(one, "why", "");
         m->is_refused = is_true(one, "refused");
     }
@@ -147,7 +149,7 @@ static void read_record(tdm__view *view, const char *id, const tdm_kv_item *item
     if (strnlen(host, TDM_HOST_BYTES) >= TDM_HOST_BYTES) return;
     tdm__view_member *m = tdm__view_find(view, id);
     if (!m) m = view_add(view, id, host);
-    m->is_here = true;
+    m->has_record = true;
     m->is_ready = is_true(record, "ready");
     uint64_t slot = number_of(record, "slot");
     m->slot = slot < INT32_MAX ? (int)slot : INT32_MAX;
@@ -193,7 +195,7 @@ static tdm_status read_report(tdm__view *view, const char *rest, const tdm_kv_it
     const tdm_json *report = object_of(item, arena);
     m->has_reported = true;
     m->is_regroup = report && is_true(report, "regroup");
-    m->is_whole = report && is_true(report, "whole");
+    m->has_state = report && is_true(report, "whole");
     m->report_why = report ? text_of(report, "why", "") : "";
     m->refusal = report ? text_of(report, "refusal", "") : "";
     TDM_TRY(read_names(tdm_json_get(report, "lost"), item, arena, &m->lost, &m->lost_count, err));
@@ -265,7 +267,7 @@ static tdm_status read_rest(tdm__view *view, const char *key, const tdm_kv_item 
     } else if (strcmp(key, "wishes/stop") == 0) {
         view->should_stop = true;
     } else if (after_prefix(key, "wishes/save/") != NULL) {
-        if (item->revision > view->save_wish) view->save_wish = item->revision;
+        if (item->revision > view->save_request) view->save_request = item->revision;
     } else if (after_prefix(key, "hosts/") != NULL) {
         read_host(view, item, arena);
     } else if (strcmp(key, "state") == 0) {
@@ -300,22 +302,20 @@ tdm_status tdm__view_read(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_
     return TDM_OK;
 }
 
-bool tdm__view_is_broken(const tdm__view *view)
+tdm__view_state tdm__view_epoch_state(const tdm__view *view)
 {
+    if (view->number == 0) return TDM__VIEW_NONE;
     for (int i = 0; i < view->size; i++)
-        if (view->members[i].has_reported || !tdm__view_alive(&view->members[i])) return true;
-    return false;
+        if (view->members[i].has_reported || !tdm__view_alive(&view->members[i]))
+            return TDM__VIEW_BROKEN;
+    return TDM__VIEW_INTACT;
 }
 
 bool tdm__view_is_newcomer(const tdm__view *view, const tdm__view_member *m)
 {
-    if (m->rank >= 0 || !tdm__view_alive(m) || !m->is_ready || m->is_left_out) return false;
-    return !m->should_leave || !tdm__view_can_spare(view);
-}
-
-bool tdm__view_can_spare(const tdm__view *view)
-{
-    return view->number > 0 && !tdm__view_is_broken(view);
+    if (m->rank >= 0 || !tdm__view_alive(m) || !m->is_ready || m->is_excluded) return false;
+    /* A newcomer that was asked to leave does so at once, unless the next epoch may need it. */
+    return !m->should_leave || tdm__view_epoch_state(view) != TDM__VIEW_INTACT;
 }
 
 bool tdm__view_newcomers(const tdm__view *view, int max, int *out_count)

@@ -1,50 +1,50 @@
 /*
- * member.c: a member of a session: its record in the store, the endpoint of rank 0, and what the member
- * knows of its epoch without asking the store.
+ * member.c: a member of a session: its record in the store, the endpoint of rank 0, and what the
+ * member knows of its epoch without asking the store.
  *
- * The id of a member is never reused, so a record that has disappeared can be written again without harm.
- * An expired lease only makes the other members report; the epoch decides who is a member. A member whose
- * lease expired, or that was stopped for a while, therefore continues if it still is in the current epoch.
+ * The id of a member is never reused, so a record that has disappeared can be written again without
+ * harm. An expired lease only makes the other members report; the epoch decides who is a member. A
+ * member whose lease expired, or that was stopped for a while, therefore continues if it still is
+ * in the current epoch.
  *
- * States of the epoch of a member (`active`, `is_broken`). elastic.c activates and deactivates; the
- * watcher interrupts.
+ * States of a member (tdm__member_state):
  *
- *                 elastic.c enters an epoch
- *      NONE -------------------------------> ACTIVE
- *   active == 0                           active == number
- *       ^  ^                              !is_broken
- *       |  |        elastic.c leaves          |
- *       |  +----------------------------------+
- *       |                                     | watcher: a member is gone or has left,
- *       |                                     | another epoch is current, the run has ended
- *       |                                     | or the store does not respond
- *       |           elastic.c leaves          v
- *       +--------------------------------- BROKEN
- *                                         active == number, is_broken
+ *                       enter
+ *      OUTSIDE ---------------------> ACTIVE
+ *       ^   ^                         |    |
+ *       |   |         leave           |    | the epoch has ended
+ *       |   +-------------------------+    |
+ *       |             leave                v
+ *       +----------------------------- BROKEN
+ *
+ *      transition           function                       reason
+ *      ------------------   ----------------------------   -----------------------------------
+ *      OUTSIDE -> ACTIVE    epoch_set_active (elastic.c)   before `enter` of the training loop
+ *      ACTIVE -> BROKEN     member_interrupt (watcher)     a member is gone or has left,
+ *                                                          another epoch is current, the run has
+ *                                                          ended, or the store is silent
+ *      ACTIVE -> OUTSIDE    epoch_set_active (elastic.c)   the last step, or a failed call
+ *      BROKEN -> OUTSIDE    epoch_set_active (elastic.c)   the interrupted call has returned
  *
  * tdm_member_epoch_holds is true in ACTIVE only.
  *
- * Threading: `kv` belongs to the training thread, `watch_kv` to the watcher, `confirm_kv` to the thread
- * that holds confirm_lock. Shared fields are protected by `lock`, which is never held during a call to the
- * store.
+ * Threading: `kv` belongs to the training thread, `watch_kv` to the watcher, `confirm_kv` to the
+ * thread that holds confirm_lock. Shared fields are protected by `lock`, which is never held during
+ * a call to the store.
  */
 #include "membership/member.h"
 #include "base/base.h"
+#include "base/timing.h"
 #include "os/thread.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#define WAIT_S 600.0
-#define REPORT_S 2.0
-#define PATIENCE_S 10.0
-#define LOOK_S 0.25
-#define RETRY_S 0.1
 
 void tdm__member_key(const tdm_member *member, char out[TDM_KV_KEY_BYTES], const char *fmt, ...)
 {
@@ -57,7 +57,7 @@ void tdm__member_key(const tdm_member *member, char out[TDM_KV_KEY_BYTES], const
 
 double tdm__member_silence_limit_s(const tdm_member *member)
 {
-    return member->heartbeats.fixed_s > PATIENCE_S ? member->heartbeats.fixed_s : PATIENCE_S;
+    return fmax(member->heartbeats.fixed_s, TDM__TIMING_MEMBERSHIP_STORE_SILENCE_S);
 }
 
 void tdm__member_heard(tdm_member *member, double now_s)
@@ -111,8 +111,8 @@ tdm_status tdm__member_put_record(tdm_member *member, tdm_kv *kv, uint64_t lease
     return status;
 }
 
-/* Takes over an existing record with this id if this process wrote it: an earlier attempt timed out but took
- * effect. */
+/* Takes over an existing record with this id if this process wrote it: an earlier attempt timed out
+ * but took effect. */
 static tdm_status record_take_over(tdm_member *m, const char *key, const char *text, uint64_t lease,
                                    uint64_t *born, tdm_error *err)
 {
@@ -245,8 +245,8 @@ tdm_status tdm__member_create_with(const tdm_member_options *options,
     m->needs_all_hosts = options->needs_all_hosts;
     m->is_begun = options->is_begun;
     m->shm_id = options->shm_id;
-    m->wait_s = options->wait_s > 0 ? options->wait_s : WAIT_S;
-    m->report_s = options->report_s > 0 ? options->report_s : REPORT_S;
+    m->wait_s = options->wait_s > 0 ? options->wait_s : TDM__TIMING_MEMBERSHIP_MIN_MEMBERS_S;
+    m->report_s = options->report_s > 0 ? options->report_s : TDM__TIMING_MEMBERSHIP_REPORT_S;
     snprintf(m->status_phase, sizeof(m->status_phase), "starting");
     tdm__heartbeat_init(&m->heartbeats, options->lease_s);
     m->newcomers_s = m->verdict_s = -1;
@@ -271,13 +271,14 @@ static void *watcher_main(void *user)
     }
 }
 
-/* Opens the three handles. Calls of the watcher have a shorter timeout, so that a heartbeat is not late. */
+/* Opens the three handles. Calls of the watcher have a shorter timeout, so that a heartbeat is not
+ * late. */
 static tdm_status open_parts(const tdm_member_options *options, tdm__member_parts *out,
                              tdm_error *err)
 {
     tdm_kv_options quick = options->kv;
-    if (!(quick.timeout_s > 0)) quick.timeout_s = 2;
-    quick.idle_s = options->lease_s > 0 ? options->lease_s : TDM__IDLE_S;
+    if (!(quick.timeout_s > 0)) quick.timeout_s = TDM__TIMING_MEMBERSHIP_WATCH_CALL_S;
+    quick.idle_s = options->lease_s > 0 ? options->lease_s : TDM__TIMING_KV_OWNER_IDLE_S;
     *out = (tdm__member_parts){0};
     tdm_status status = tdm_kv_open(&options->kv, &out->kv, err);
     if (status == TDM_OK) status = tdm_kv_open(&quick, &out->watch_kv, err);
@@ -297,7 +298,8 @@ static bool is_worth_a_retry(tdm_status status)
 
 tdm_status tdm_member_create(const tdm_member_options *options, tdm_member **out, tdm_error *err)
 {
-    double until_s = tdm_clock_s() + (options->wait_s > 0 ? options->wait_s : WAIT_S);
+    double until_s = tdm_clock_s() +
+                     (options->wait_s > 0 ? options->wait_s : TDM__TIMING_MEMBERSHIP_MIN_MEMBERS_S);
     tdm_member *m = NULL;
     for (bool is_first = true;; is_first = false) {
         tdm__member_parts parts;
@@ -308,7 +310,7 @@ tdm_status tdm_member_create(const tdm_member_options *options, tdm_member **out
         if (!is_worth_a_retry(status) || tdm_clock_s() > until_s)
             return tdm_fail(err, status, "%s", why.message);
         if (is_first) tdm_log(TDM_LOG_WARN, "cluster", "waiting for the store: %s", why.message);
-        sleep_for(NULL, LOOK_S);
+        sleep_for(NULL, TDM__TIMING_MEMBERSHIP_REGISTER_RETRY_S);
     }
     tdm_status started = tdm__thread_start(&m->thread, watcher_main, m, err);
     if (started != TDM_OK) {
@@ -384,7 +386,7 @@ void tdm_member_tell(tdm_member *member, const tdm_member_status *status)
 uint64_t tdm_member_save_request(tdm_member *member)
 {
     pthread_mutex_lock(&member->lock);
-    uint64_t request = member->save_wish;
+    uint64_t request = member->save_request;
     pthread_mutex_unlock(&member->lock);
     return request;
 }
@@ -394,14 +396,14 @@ bool tdm_member_epoch_holds(const tdm_member *member, uint32_t epoch)
     tdm_member *m = (tdm_member *)member; /* only to lock it */
     double now_s = tdm_kv_now(m->watch_kv);
     pthread_mutex_lock(&m->lock);
-    bool holds = m->active == epoch && !m->is_broken && !m->should_stop &&
+    bool holds = m->state == TDM__MEMBER_ACTIVE && m->epoch == epoch && !m->should_stop &&
                  now_s - m->heard_s < tdm__member_silence_limit_s(m);
     pthread_mutex_unlock(&m->lock);
     return holds;
 }
 
-/* If the store cannot be reached, only this epoch ends, with TDM_ERR_PEER_FAILED: agreement on the next epoch
- * needs the store as well. */
+/* If the store cannot be reached, only this epoch ends, with TDM_ERR_PEER_FAILED: agreement on the
+ * next epoch needs the store as well. */
 tdm_status tdm_member_publish_endpoint(tdm_member *member, uint32_t epoch, const char *door,
                                        tdm_error *err)
 {
@@ -420,7 +422,7 @@ tdm_status tdm_member_publish_endpoint(tdm_member *member, uint32_t epoch, const
             return tdm_fail(err, TDM_ERR_PEER_FAILED,
                             "epoch %" PRIu32 " ended before rank 0 could publish its endpoint: %s",
                             epoch, why.message);
-        member->pause(member->pause_user, RETRY_S);
+        member->pause(member->pause_user, TDM__TIMING_MEMBERSHIP_STORE_RETRY_S);
     }
 }
 
@@ -456,9 +458,9 @@ tdm_status tdm_member_lookup_endpoint(tdm_member *member, uint32_t epoch, double
                               epoch, seconds, why.message);
             break;
         }
-        double left_s = until_s - now_s < LOOK_S ? until_s - now_s : LOOK_S;
+        double left_s = fmin(until_s - now_s, TDM__TIMING_MEMBERSHIP_ENDPOINT_CHECK_S);
         if (look != TDM_OK || tdm_kv_wait(member->kv, key, revision, left_s, NULL, NULL) != TDM_OK)
-            member->pause(member->pause_user, left_s < RETRY_S ? left_s : RETRY_S);
+            member->pause(member->pause_user, fmin(left_s, TDM__TIMING_MEMBERSHIP_STORE_RETRY_S));
         tdm_arena_reset(arena);
     }
     tdm_arena_destroy(arena);

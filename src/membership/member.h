@@ -1,13 +1,13 @@
 /*
- * member.h: internal interface of src/membership: the view of a session in the store, the decision what a
- * member does next, and the member itself.
+ * member.h: internal interface of src/membership: the view of a session in the store, the decision
+ * what a member does next, and the member itself.
  *
- * There are three layers. epoch*.c read the store once (a view: all keys at one revision) and decide,
- * without side effects, what this member does next. member*.c renew the record of a member and watch the
- * other members: tdm__member_tick is one round of the watcher with a separate store handle, so that a
- * simulator can call it instead of the thread. elastic.c is the loop of the training thread. Waiting and
- * reading the clock happen only through the store (and `pause`), and only the compare-and-swap of the key
- * "epoch" decides anything.
+ * There are three layers. epoch*.c read the store once (a view: all keys at one revision) and
+ * decide, without side effects, what this member does next. member*.c renew the record of a member
+ * and watch the other members: tdm__member_tick is one round of the watcher with a separate store
+ * handle, so that a simulator can call it instead of the thread. elastic.c is the loop of the
+ * training thread. Waiting and reading the clock happen only through the store (and `pause`), and
+ * only the compare-and-swap of the key "epoch" decides anything.
  */
 #ifndef TANDEM_MEMBERSHIP_MEMBER_H
 #define TANDEM_MEMBERSHIP_MEMBER_H
@@ -29,19 +29,19 @@ typedef struct tdm__view_member {
     int rank; /* in the current epoch; -1: not in it */
     int slot;
     int64_t pid;
-    uint64_t born;  /* the revision of its first record */
-    double lease_s; /* without a heartbeat for this time it counts as gone */
-    bool is_here;   /* its record is in the store */
+    uint64_t born;   /* the revision of its first record */
+    double lease_s;  /* without a heartbeat for this time it counts as gone */
+    bool has_record; /* in the store */
     bool is_ready;
     bool is_dead; /* its agent has reported its end */
     const char *dead_why;
     double dead_at;
-    bool is_left_out; /* an epoch excluded it; it cannot take part any more */
+    bool is_excluded; /* by an epoch: it cannot take part any more */
     const char *left_why;
     bool is_refused;   /* excluded because connections with it are refused: cannot join again */
-    bool has_reported; /* it has reported that it left the current epoch, */
-    bool is_regroup;   /* without a failure */
-    bool is_whole;     /* it has the run's state: `enter` has succeeded once */
+    bool has_reported; /* it has reported that it left the current epoch */
+    bool is_regroup;   /* it has reported that it left without a failure */
+    bool has_state;    /* it has the run's state: `enter` has succeeded once */
     const char *report_why;
     const char **lost; /* ids of the members that it could not reach */
     int lost_count;
@@ -77,15 +77,16 @@ typedef struct tdm__view {
     int expected;   /* number of members at the start; 0: unknown */
     bool has_about; /* a launcher has written the session to the store */
     bool should_stop;
-    uint64_t save_wish; /* revision of the newest request for a checkpoint; 0: none */
-    bool has_verdict;
+    uint64_t save_request; /* revision of the newest request for a checkpoint; 0: none */
+    bool has_verdict;      /* the run has ended */
     tdm_status verdict;
     const char *verdict_text;
     const tdm_kv_item *items; /* all keys of the session */
     size_t item_count;
 } tdm__view;
 
-/* Reads the session at one revision. All texts are in `arena`. TDM_ERR_FORMAT: the epoch is invalid. */
+/* Reads the session at one revision. All texts are in `arena`. TDM_ERR_FORMAT: the epoch is
+ * invalid. */
 tdm_status tdm__view_read(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm__view *out,
                           tdm_error *err);
 /* NULL: no member has this id. */
@@ -93,12 +94,15 @@ tdm__view_member *tdm__view_find(const tdm__view *view, const char *id);
 /* The member has a record and is not reported dead. */
 static inline bool tdm__view_alive(const tdm__view_member *m)
 {
-    return m->is_here && !m->is_dead;
+    return m->has_record && !m->is_dead;
 }
-/* A member of the epoch is gone or has left it. */
-bool tdm__view_is_broken(const tdm__view *view);
-/* The current epoch is not broken: a member outside it that was asked to leave can do so at once. */
-bool tdm__view_can_spare(const tdm__view *view);
+/* States of the current epoch: epoch.c has a drawing. */
+typedef enum tdm__view_state {
+    TDM__VIEW_NONE,   /* there was no epoch yet */
+    TDM__VIEW_INTACT, /* all its members are alive and have not left it */
+    TDM__VIEW_BROKEN  /* a member is gone or has left: the next epoch is due */
+} tdm__view_state;
+tdm__view_state tdm__view_epoch_state(const tdm__view *view);
 /* The member waits to join and is allowed to. */
 bool tdm__view_is_newcomer(const tdm__view *view, const tdm__view_member *m);
 /* Whether members that wait to join, or that were asked to leave, are a reason for a new epoch. */
@@ -115,12 +119,19 @@ typedef struct tdm__epoch_rules {
     bool needs_all;   /* all hosts of the newest state are needed: each has only a part */
 } tdm__epoch_rules;
 
-/* What a member remembers between two views. Times are -1 when they have not begun. */
+/* What a member remembers between two views. Times are those of the first view with the condition;
+ * -1: it does not hold. */
 typedef struct tdm__epoch_history {
     uint32_t left;   /* the last epoch that it has left */
     bool took_part;  /* in any epoch */
     uint32_t number; /* the current epoch of the last view: the times refer to it */
-    double broken_s, failed_s, alone_s, enough_s, short_s, due_s, away_s;
+    double broken_s; /* the epoch is broken */
+    double failed_s; /* a member has failed, or reported a failure */
+    double alone_s;  /* nobody is missing, and no reporter has the state */
+    double enough_s; /* the minimum has started, for the first epoch */
+    double short_s;  /* there are fewer members than the minimum */
+    double due_s;    /* the next epoch can be proposed */
+    double away_s;   /* a host with the newest state is missing */
 } tdm__epoch_history;
 
 typedef enum tdm__decision {
@@ -137,20 +148,20 @@ typedef enum tdm__decision {
 
 typedef struct tdm__epoch_plan {
     double until_s;
-    const char *what; /* what the member waits for, for people */
-    int here;         /* number of available members, if it is below the minimum */
-    const char *away; /* a missing host with the newest state, while waiting for it; NULL: none */
+    const char *what;         /* what the member waits for, for people */
+    int available;            /* number of available members, if it is below the minimum */
+    const char *missing_host; /* has the newest state, and the plan waits for it; NULL: none */
     tdm__view_member *next[TDM__MAX_EPOCH];
     int next_count;
 } tdm__epoch_plan;
 
 extern const char tdm__asked_to_leave[];
-void tdm__epoch_history_init(tdm__epoch_history *memo);
-/* Changes only `memo`, and in the view which members the proposal excludes and why. */
+void tdm__epoch_history_init(tdm__epoch_history *history);
+/* Changes only `history`, and in the view which members the proposal excludes and why. */
 tdm__decision tdm__epoch_decide(tdm__view *view, const tdm__epoch_rules *rules,
-                                tdm__epoch_history *memo, double now_s, tdm__epoch_plan *plan);
-/* Finds the largest set of members in which no member has lost another one, and sets keep[i] for its members.
- * Prefers more members with the state, then more members, then lower ranks. */
+                                tdm__epoch_history *history, double now_s, tdm__epoch_plan *plan);
+/* Finds the largest set of members in which no member has lost another one, and sets keep[i] for
+ * its members. Prefers more members with the state, then more members, then lower ranks. */
 void tdm__epoch_reach(tdm__view_member *const *members, int count, bool *keep);
 
 /* ---- texts (epoch_describe.c) ---------------------------------------------------------------- */
@@ -180,6 +191,13 @@ double tdm__heartbeat_lease_s(const tdm__heartbeat_stats *heartbeats);
 /* Time from one heartbeat to the next. */
 double tdm__heartbeat_interval_s(const tdm__heartbeat_stats *heartbeats);
 
+/* What this process does with the epoch: member.c has a drawing. */
+typedef enum tdm__member_state {
+    TDM__MEMBER_OUTSIDE, /* before `enter`, or after `leave` */
+    TDM__MEMBER_ACTIVE,  /* between `enter` and `leave` */
+    TDM__MEMBER_BROKEN   /* the same, and the epoch has ended */
+} tdm__member_state;
+
 struct tdm_member {
     char session[TDM__SESSION_BYTES], id[TDM_MEMBER_ID_BYTES], host[TDM_HOST_BYTES];
     char prefix[TDM__SESSION_BYTES + 16]; /* "tandem/SESSION/" */
@@ -188,7 +206,8 @@ struct tdm_member {
     uint64_t shm_id;
     int64_t agent; /* process id of the agent, the initial parent; 0: none */
     double wait_s, report_s;
-    /* Handles of the training thread, of the watcher, and one for any thread that holds confirm_lock. */
+    /* Handles of the training thread, of the watcher, and one for any thread that holds
+     * confirm_lock. */
     tdm_kv *kv, *watch_kv, *confirm_kv;
     pthread_mutex_t confirm_lock;
     void (*pause)(void *user, double seconds);
@@ -215,21 +234,20 @@ struct tdm_member {
     uint64_t lease, born;
     bool is_ready, record_is_old;
     bool is_orphan; /* the agent is gone */
-    uint32_t epoch; /* the last one entered, for people */
+    tdm__member_state state;
+    uint32_t epoch; /* the current or last epoch of this member; 0: none yet */
     tdm_member_status status;
     char status_run[1024], status_phase[32];
     double heard_s; /* when the last call was sent that the store answered */
     unsigned request;
-    uint64_t save_wish;
-    uint32_t active; /* the epoch between enter and leave; 0: none: see member.c */
-    bool is_broken;  /* the active epoch has ended */
-    char why[400];   /* why it has ended */
-    const tdm_elastic_ops *ops;
+    uint64_t save_request;
+    char why[400];              /* in state BROKEN: why the epoch has ended */
+    const tdm_elastic_ops *ops; /* in states ACTIVE and BROKEN */
     void *user;
 };
 
-/* As tdm_member_create, but with the caller's handles, which are taken, and without a thread: the caller
- * calls tdm__member_tick repeatedly instead. */
+/* As tdm_member_create, but with the caller's handles, which are taken, and without a thread: the
+ * caller calls tdm__member_tick repeatedly instead. */
 typedef struct tdm__member_parts {
     tdm_kv *kv, *watch_kv, *confirm_kv;
     void (*pause)(void *user, double seconds);
@@ -238,8 +256,8 @@ typedef struct tdm__member_parts {
 tdm_status tdm__member_create_with(const tdm_member_options *options,
                                    const tdm__member_parts *parts, tdm_member **out,
                                    tdm_error *err);
-/* One round of the watcher: sends a heartbeat if it is due, evaluates the view, and waits for a change in the
- * store or until the next heartbeat is due. */
+/* One round of the watcher: sends a heartbeat if it is due, evaluates the view, and waits for a
+ * change in the store or until the next heartbeat is due. */
 void tdm__member_tick(tdm_member *member);
 tdm_status tdm__member_put_record(tdm_member *member, tdm_kv *kv, uint64_t lease, tdm_error *err);
 /* How long the store may not respond before this member leaves. */

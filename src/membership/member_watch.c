@@ -10,6 +10,7 @@
  * moment, or the first one has waited long enough, and never soon after the last change. Rank 0
  * also removes the keys of earlier epochs from the store.
  */
+#include "base/timing.h"
 #include "membership/member.h"
 
 #include <inttypes.h>
@@ -18,12 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SETTLE_S 0.3    /* time without a further new member */
-#define NEWCOMER_S 2.0  /* maximum wait of the first new member */
-#define MIN_EPOCH_S 1.0 /* minimum length of an epoch before new members end it */
-#define RECORD_S 1.0    /* interval of status records for users */
-#define RETRY_S 0.1
-#define MAX_SWEEP 8 /* keys removed in one round */
+enum { MAX_SWEEP = 8 }; /* keys removed in one round */
 
 /* ---- heartbeats ------------------------------------------------------------------------------ */
 
@@ -60,7 +56,7 @@ static tdm_status lease_keep(tdm_member *m, tdm_error *err)
     m->is_orphan = is_orphan;
     bool is_old = m->record_is_old;
     pthread_mutex_unlock(&m->lock);
-    if (is_changed || (is_old && asked_s - m->record_s >= RECORD_S)) {
+    if (is_changed || (is_old && asked_s - m->record_s >= TDM__TIMING_MEMBERSHIP_STATUS_S)) {
         TDM_TRY(tdm__member_put_record(m, m->watch_kv, m->lease, err));
         m->record_s = asked_s;
     }
@@ -72,8 +68,8 @@ static tdm_status lease_keep(tdm_member *m, tdm_error *err)
 static void member_interrupt(tdm_member *m, uint32_t epoch, const char *why)
 {
     pthread_mutex_lock(&m->lock);
-    if (epoch != 0 && m->active == epoch && !m->is_broken) {
-        m->is_broken = true;
+    if (m->state == TDM__MEMBER_ACTIVE && m->epoch == epoch) {
+        m->state = TDM__MEMBER_BROKEN;
         snprintf(m->why, sizeof(m->why), "%s", why);
         if (m->ops) m->ops->interrupt(m->user, m->why);
     }
@@ -156,8 +152,10 @@ static unsigned member_requests(tdm_member *m, const tdm__view *view)
     unsigned request = view->should_stop ? TDM_REQUEST_STOP : 0;
     if (tdm__view_leavers(view, m->min)) request |= TDM_REQUEST_REGROUP;
     double age_s = now_s - m->epoch_seen_s;
-    bool has_settled = now_s - m->newcomers_s >= SETTLE_S || age_s >= NEWCOMER_S;
-    if (has_room && age_s >= MIN_EPOCH_S && has_settled) request |= TDM_REQUEST_REGROUP;
+    bool has_settled = now_s - m->newcomers_s >= TDM__TIMING_MEMBERSHIP_JOIN_SETTLE_S ||
+                       age_s >= TDM__TIMING_MEMBERSHIP_JOIN_MAX_S;
+    if (has_room && age_s >= TDM__TIMING_MEMBERSHIP_EPOCH_MIN_S && has_settled)
+        request |= TDM_REQUEST_REGROUP;
     return request;
 }
 
@@ -175,7 +173,7 @@ static bool key_is_obsolete(const tdm__view *view, const char *key)
                                                               : NULL;
     if (!id) return false;
     const tdm__view_member *m = tdm__view_find(view, id);
-    return !m || (m->rank < 0 && !m->is_here);
+    return !m || (m->rank < 0 && !m->has_record);
 }
 
 /* Removal is by prefix: a key that is a prefix of other keys is removed after them. */
@@ -187,7 +185,7 @@ static bool key_is_prefix_of_next(const tdm__view *view, size_t i)
 
 static void store_sweep(tdm_member *m, const tdm__view *view)
 {
-    if (view->size == 0 || strcmp(view->members[0].id, m->id) != 0 || tdm__view_is_broken(view))
+    if (tdm__view_epoch_state(view) != TDM__VIEW_INTACT || strcmp(view->members[0].id, m->id) != 0)
         return;
     size_t skip = strlen(m->prefix);
     int removed = 0;
@@ -208,7 +206,7 @@ static void view_remember_leases(tdm_member *m, const tdm__view *view)
     if (m->leases_epoch != view->number) memset(m->leases_s, 0, sizeof(m->leases_s));
     m->leases_epoch = view->number;
     for (int i = 0; i < view->size; i++)
-        if (view->members[i].is_here) m->leases_s[i] = view->members[i].lease_s;
+        if (view->members[i].has_record) m->leases_s[i] = view->members[i].lease_s;
 }
 
 static tdm_status member_read_view(tdm_member *m, tdm__view *view, tdm_error *err)
@@ -222,12 +220,12 @@ static tdm_status member_read_view(tdm_member *m, tdm__view *view, tdm_error *er
     unsigned request = member_requests(m, view);
     pthread_mutex_lock(&m->lock);
     m->request = request;
-    m->save_wish = view->save_wish;
-    uint32_t active = m->is_broken ? 0 : m->active;
-    if (!me || !me->is_here) {
+    m->save_request = view->save_request;
+    uint32_t active = m->state == TDM__MEMBER_ACTIVE ? m->epoch : 0;
+    if (!me || !me->has_record) {
         m->record_is_old = true;
         m->beat_s = asked_s;
-        m->record_s = asked_s - RECORD_S;
+        m->record_s = asked_s - TDM__TIMING_MEMBERSHIP_STATUS_S;
     }
     pthread_mutex_unlock(&m->lock);
     char why[400];
@@ -240,7 +238,7 @@ static void member_handle_silence(tdm_member *m, const tdm_error *err)
     double now_s = tdm_kv_now(m->watch_kv);
     pthread_mutex_lock(&m->lock);
     double silent_s = now_s - m->heard_s;
-    uint32_t active = m->active;
+    uint32_t epoch = m->epoch;
     pthread_mutex_unlock(&m->lock);
     if (!m->store_is_silent)
         tdm_log(TDM_LOG_WARN, "cluster",
@@ -251,7 +249,7 @@ static void member_handle_silence(tdm_member *m, const tdm_error *err)
     char why[400];
     snprintf(why, sizeof(why), "the store has not responded for %.1f s: %.300s", silent_s,
              err->message);
-    member_interrupt(m, active, why);
+    member_interrupt(m, epoch, why);
 }
 
 void tdm__member_tick(tdm_member *member)
@@ -278,5 +276,5 @@ void tdm__member_tick(tdm_member *member)
     }
     if (status == TDM_OK) return;
     member_handle_silence(member, &err);
-    member->pause(member->pause_user, RETRY_S);
+    member->pause(member->pause_user, TDM__TIMING_MEMBERSHIP_STORE_RETRY_S);
 }

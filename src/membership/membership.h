@@ -1,8 +1,8 @@
 /*
  * membership.h: the interface of module membership for the modules above it.
  *
- * <tandem/elastic.h> declares how a program becomes a member of a session. This header adds the loop over
- * membership epochs and what a member tells the others; libtandem.so does not export it.
+ * <tandem/elastic.h> declares how a program becomes a member of a session. This header adds the
+ * loop over membership epochs and what a member tells the others; libtandem.so does not export it.
  */
 #ifndef TANDEM_MEMBERSHIP_MEMBERSHIP_H
 #define TANDEM_MEMBERSHIP_MEMBERSHIP_H

@@ -86,7 +86,7 @@ static void gather(int count)
     for (int i = 0; i < count; i++) {
         snprintf(names[i], sizeof(names[i]), "m%d", i);
         crowd[i] = (tdm__view_member){
-            .id = names[i], .host = "h", .is_whole = true, .lost = lost_lists[i]};
+            .id = names[i], .host = "h", .has_state = true, .lost = lost_lists[i]};
         crowd_list[i] = &crowd[i];
     }
 }
@@ -124,7 +124,7 @@ static void the_larger_side_stays(void)
     lose(3, 0); /* the only one that has the state stays, whoever is at odds with it */
     lose(2, 0);
     lose(1, 0);
-    crowd[1].is_whole = crowd[2].is_whole = crowd[3].is_whole = false;
+    crowd[1].has_state = crowd[2].has_state = crowd[3].has_state = false;
     CHECK_INT(reach(4), 0x1);
     gather(CROWD);
     for (int i = 0; i < 20; i++)
@@ -136,7 +136,7 @@ static void the_larger_side_stays(void)
 static void a_refusal_is_not_a_cut(void)
 {
     gather(4);
-    crowd[2].is_whole = crowd[3].is_whole = false;
+    crowd[2].has_state = crowd[3].has_state = false;
     lose(1, 2);
     crowd[1].refused = crowd[1].lost;
     crowd[1].refused_count = 1;
