@@ -1,7 +1,7 @@
 /*
- * fuzz_etcd.c: any bytes as an answer of etcd.
+ * fuzz_etcd.c: any bytes as a response of etcd.
  *
- * The first byte says to which question. What is accepted must keep its promises: keys in order and within
+ * The first byte says to which request. What is accepted must keep its promises: keys in order and within
  * the store's limits, revisions, texts that are text, words that can be shown; and what is refused must
  * say why and leave the outputs alone.
  */
@@ -33,8 +33,8 @@ static void check_refused(tdm_status status, const tdm_error *err)
 
 static void check_words(const char *words)
 {
-    size_t length = strnlen(words, TDM__ETCD_WORDS_BYTES);
-    NEED(length < TDM__ETCD_WORDS_BYTES, "words without an end");
+    size_t length = strnlen(words, TDM__ETCD_MESSAGE_BYTES);
+    NEED(length < TDM__ETCD_MESSAGE_BYTES, "words without an end");
     for (size_t at = 0; at < length;) {
         size_t one = tdm_text_utf8(words + at, length - at, NULL);
         NEED(one > 0 && (unsigned char)words[at] >= ' ' && words[at] != 0x7f, "words not to show");
@@ -61,26 +61,25 @@ static void items(tdm__etcd_bytes in, tdm_error *err)
         NEED(out[i].revision > 0, "no revision");
         NEED(i == 0 || strcmp(out[i - 1].key, out[i].key) < 0, "keys out of order");
         /* The same key, asked for, is one that the gateway would read back. */
-        tdm_str question = TDM_STR_INIT;
-        tdm__etcd_ask_put(out[i].key, out[i].value, out[i].lease, &question);
-        NEED(!tdm_str_ok(&question) || strchr(question.data, '}'), "no question");
-        tdm_str_release(&question);
+        tdm_str request = TDM_STR_INIT;
+        tdm__etcd_write_put(out[i].key, out[i].value, out[i].lease, &request);
+        NEED(!tdm_str_ok(&request) || strchr(request.data, '}'), "no request");
+        tdm_str_release(&request);
     }
     tdm_arena_destroy(arena);
 }
 
 static void notice(tdm__etcd_bytes in, tdm_error *err)
 {
-    tdm__etcd_notice out = {.revision = 77};
-    tdm_status status = tdm__etcd_read_notice(in, &out, err);
+    tdm__etcd_watch_response out = {.revision = 77};
+    tdm_status status = tdm__etcd_read_watch(in, &out, err);
     if (status != TDM_OK) {
         check_refused(status, err);
         NEED(out.revision == 77, "a failure with an output");
         return;
     }
-    NEED(!out.changed || out.revision > 0, "a change without a revision");
-    NEED(!(out.changed && out.ended), "a change and an end");
-    if (out.ended) check_words(out.why.words);
+    NEED(out.event != TDM__ETCD_EVENT_CHANGED || out.revision > 0, "a change without a revision");
+    if (out.event == TDM__ETCD_EVENT_ENDED) check_words(out.why.message);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
@@ -93,7 +92,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     uint64_t number = 0, seconds = 0;
     bool swapped = false;
     char token[TDM__ETCD_TOKEN_BYTES] = "";
-    tdm__etcd_refusal refusal = {0};
+    tdm__etcd_error error = {0};
     tdm_status status = TDM_OK;
     switch (bytes[0] % 7) {
     case 0: items(in, &err); break;
@@ -112,8 +111,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
         break;
     case 5: status = tdm__etcd_read_done(in, &err); break;
     default:
-        status = tdm__etcd_read_refusal(in, &refusal, &err);
-        if (status == TDM_OK) check_words(refusal.words);
+        status = tdm__etcd_read_error(in, &error, &err);
+        if (status == TDM_OK) check_words(error.message);
     }
     if (status != TDM_OK) check_refused(status, &err);
     tdm_arena_destroy(in.scratch);

@@ -73,6 +73,13 @@ tdm_status tdm_sha256_of_many(tdm_sha256_part *parts, size_t count);
 tdm_status tdm_hmac_sha256(const void *key, size_t key_bytes, const void *bytes, size_t count,
                            uint8_t out[TDM_SHA256_BYTES]);
 
+/* ---- base64 ---------------------------------------------------------------------------------- */
+
+/* Appends the bytes as base64 (RFC 4648, with padding). */
+void tdm_str_add_base64(tdm_str *str, const void *bytes, size_t count);
+/* Decodes to `out`, which has space for 3 bytes of every 4 characters. False: the text is not base64. */
+bool tdm_base64_decode(const char *text, size_t length, void *out, size_t *out_count);
+
 /* ---- clock ----------------------------------------------------------------------------------- */
 
 /* Sleeps, until a signal arrives at the latest. Zero and less: not at all. */

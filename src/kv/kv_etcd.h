@@ -13,17 +13,18 @@
 
 #include <tandem/text.h>
 
-/* ---- requests (kv_etcd_json.c): JSON, into an empty `out` ------------------------------------ */
+/* ---- requests (kv_etcd_json.c): JSON, appended to an empty `out`
+ * ------------------------------ */
 
-void tdm__etcd_ask_key(const char *key, tdm_str *out);
-void tdm__etcd_ask_prefix(const char *prefix, tdm_str *out); /* for list and remove */
-void tdm__etcd_ask_put(const char *key, const char *value, uint64_t lease, tdm_str *out);
-void tdm__etcd_ask_swap(const char *key, uint64_t expected, const char *value, uint64_t lease,
-                        tdm_str *out);
-void tdm__etcd_ask_lease(double seconds, tdm_str *out);
-void tdm__etcd_ask_id(uint64_t lease, tdm_str *out);
-void tdm__etcd_ask_watch(const char *prefix, uint64_t revision, tdm_str *out);
-void tdm__etcd_ask_token(const char *user, const char *password, tdm_str *out);
+void tdm__etcd_write_key(const char *key, tdm_str *out);
+void tdm__etcd_write_prefix(const char *prefix, tdm_str *out); /* for list and remove */
+void tdm__etcd_write_put(const char *key, const char *value, uint64_t lease, tdm_str *out);
+void tdm__etcd_write_swap(const char *key, uint64_t expected, const char *value, uint64_t lease,
+                          tdm_str *out);
+void tdm__etcd_write_lease(double seconds, tdm_str *out);
+void tdm__etcd_write_id(uint64_t lease, tdm_str *out);
+void tdm__etcd_write_watch(const char *prefix, uint64_t revision, tdm_str *out);
+void tdm__etcd_write_token(const char *user, const char *password, tdm_str *out);
 
 /* ---- responses (kv_etcd_json.c): TDM_ERR_FORMAT if they are invalid -------------------------- */
 
@@ -33,7 +34,7 @@ typedef struct tdm__etcd_bytes {
     tdm_arena *scratch; /* is reset by each call */
 } tdm__etcd_bytes;
 
-enum { TDM__ETCD_TOKEN_BYTES = 2048, TDM__ETCD_WORDS_BYTES = 200 };
+enum { TDM__ETCD_TOKEN_BYTES = 2048, TDM__ETCD_MESSAGE_BYTES = 200 };
 
 tdm_status tdm__etcd_read_items(tdm__etcd_bytes in, tdm_arena *arena, tdm_kv_item **out,
                                 size_t *out_count, uint64_t *revision, tdm_error *err);
@@ -48,10 +49,10 @@ tdm_status tdm__etcd_read_token(tdm__etcd_bytes in, char out[TDM__ETCD_TOKEN_BYT
                                 tdm_error *err);
 
 /* An error response of etcd. */
-typedef struct tdm__etcd_refusal {
-    int code;                          /* gRPC status code */
-    char words[TDM__ETCD_WORDS_BYTES]; /* printable: no control characters */
-} tdm__etcd_refusal;
+typedef struct tdm__etcd_error {
+    int code;                              /* gRPC status code */
+    char message[TDM__ETCD_MESSAGE_BYTES]; /* printable: no control characters */
+} tdm__etcd_error;
 enum {
     TDM__ETCD_INVALID = 3,
     TDM__ETCD_NOT_FOUND = 5,
@@ -61,17 +62,21 @@ enum {
     TDM__ETCD_UNAVAILABLE = 14,
     TDM__ETCD_UNAUTHENTICATED = 16
 };
-tdm_status tdm__etcd_read_refusal(tdm__etcd_bytes in, tdm__etcd_refusal *out, tdm_error *err);
+tdm_status tdm__etcd_read_error(tdm__etcd_bytes in, tdm__etcd_error *out, tdm_error *err);
 
-/* One line of a watch. */
-typedef struct tdm__etcd_notice {
-    bool created;
-    bool changed;      /* something changed, or the history needed to tell was compacted */
-    uint64_t revision; /* valid if `changed` */
-    bool ended;        /* the watch has ended; `why` has the reason */
-    tdm__etcd_refusal why;
-} tdm__etcd_notice;
-tdm_status tdm__etcd_read_notice(tdm__etcd_bytes in, tdm__etcd_notice *out, tdm_error *err);
+/* One line of the response to a watch. */
+typedef enum tdm__etcd_event {
+    TDM__ETCD_EVENT_NONE,
+    TDM__ETCD_EVENT_CHANGED, /* a key has changed, or etcd has compacted the history since then */
+    TDM__ETCD_EVENT_ENDED    /* etcd has ended the watch; `why` has the reason */
+} tdm__etcd_event;
+typedef struct tdm__etcd_watch_response {
+    bool created; /* etcd has created the watch */
+    tdm__etcd_event event;
+    uint64_t revision; /* of the store; 0: not given, never with EVENT_CHANGED */
+    tdm__etcd_error why;
+} tdm__etcd_watch_response;
+tdm_status tdm__etcd_read_watch(tdm__etcd_bytes in, tdm__etcd_watch_response *out, tdm_error *err);
 
 /* ---- HTTP (kv_etcd_http.c) ------------------------------------------------------------------- */
 
@@ -93,15 +98,15 @@ typedef struct tdm__http_call {
     void *user;
 } tdm__http_call;
 
-typedef struct tdm__http_answer {
+typedef struct tdm__http_response {
     long code;    /* HTTP status; 0: no response */
     bool sent;    /* the request may have been received, whatever the result */
     tdm_str text; /* the complete response, or the incomplete last line; cleared by each call */
-} tdm__http_answer;
+} tdm__http_response;
 
 /* TDM_OK if there was a response with any status code. TDM_ERR_TIMEOUT, TDM_ERR_IO: no response;
  * TDM_ERR_RANGE: it was too long; TDM_ERR_INVALID: the TLS files are invalid. */
-tdm_status tdm__http_post(tdm__http *http, const tdm__http_call *call, tdm__http_answer *answer,
+tdm_status tdm__http_post(tdm__http *http, const tdm__http_call *call, tdm__http_response *response,
                           tdm_error *err);
 
 #endif

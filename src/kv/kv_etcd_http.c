@@ -7,9 +7,10 @@
  * Proxies are never used, since a store is in the same network, and redirects are not followed.
  * With https, the server's certificate and name are always verified.
  *
- * Every call has a deadline, and a response has at most MAX_ANSWER bytes.
+ * Every call has a deadline, and a response has at most MAX_RESPONSE bytes.
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "kv/kv_etcd.h"
 
 #include <stdio.h>
@@ -26,7 +27,7 @@
 
 #define LIBRARY "libcurl.so.4"
 
-enum { MAX_ANSWER = 64 << 20, POLL_MS = 1000 };
+enum { MAX_RESPONSE = 64 << 20, POLL_MS = (int)(TDM__TIMING_KV_ETCD_POLL_S * 1e3) };
 
 /* The functions of libcurl used here. */
 typedef struct curl_table {
@@ -72,7 +73,7 @@ struct tdm__http {
     const tdm_kv_options *options;
     CURLM *multi;
     CURL *easy;
-    char words[CURL_ERROR_SIZE];
+    char error_text[CURL_ERROR_SIZE];
 };
 
 /* It is never unloaded: some of its dependencies do not support that. */
@@ -178,7 +179,7 @@ void tdm__http_destroy(tdm__http *http)
 
 typedef struct exchange {
     const tdm__http_call *call;
-    tdm__http_answer *answer;
+    tdm__http_response *response;
     double deadline_s;
     size_t looked; /* bytes of the text that contain no newline */
     bool over;     /* the caller wants no more lines */
@@ -188,7 +189,7 @@ typedef struct exchange {
 /* Passes complete lines to the caller and keeps the rest. */
 static void exchange_cut_lines(exchange *x)
 {
-    tdm_str *text = &x->answer->text;
+    tdm_str *text = &x->response->text;
     size_t first = 0;
     while (!x->over) {
         const char *end = memchr(text->data + x->looked, '\n', text->length - x->looked);
@@ -209,9 +210,9 @@ static size_t exchange_receive(char *bytes, size_t size, size_t count, void *use
     exchange *x = user;
     size_t total = size * count;
     if (x->over) return total;
-    if (total > MAX_ANSWER - x->answer->text.length) x->too_long = true;
-    if (!x->too_long) tdm_str_add_bytes(&x->answer->text, bytes, total);
-    if (!tdm_str_ok(&x->answer->text)) x->too_long = true;
+    if (total > MAX_RESPONSE - x->response->text.length) x->too_long = true;
+    if (!x->too_long) tdm_str_add_bytes(&x->response->text, bytes, total);
+    if (!tdm_str_ok(&x->response->text)) x->too_long = true;
     if (x->too_long) return 0;
     if (x->call->line && total > 0) exchange_cut_lines(x);
     return total;
@@ -223,14 +224,14 @@ static bool exchange_set_options(tdm__http *http, exchange *x, struct curl_slist
     CURL *easy = http->easy;
     double left = x->deadline_s - tdm_clock_s();
     http->curl.easy_reset(easy);
-    http->words[0] = '\0';
+    http->error_text[0] = '\0';
     CURLcode (*set)(CURL *, CURLoption, ...) = http->curl.easy_setopt;
     bool fine = set(easy, CURLOPT_URL, x->call->url) == CURLE_OK &&
                 set(easy, CURLOPT_POSTFIELDS, x->call->body) == CURLE_OK &&
                 set(easy, CURLOPT_HTTPHEADER, headers) == CURLE_OK &&
                 set(easy, CURLOPT_WRITEFUNCTION, exchange_receive) == CURLE_OK &&
                 set(easy, CURLOPT_WRITEDATA, x) == CURLE_OK &&
-                set(easy, CURLOPT_ERRORBUFFER, http->words) == CURLE_OK &&
+                set(easy, CURLOPT_ERRORBUFFER, http->error_text) == CURLE_OK &&
                 set(easy, CURLOPT_NOSIGNAL, 1L) == CURLE_OK &&
                 set(easy, CURLOPT_PROXY, "") == CURLE_OK &&
                 set(easy, CURLOPT_CONNECTTIMEOUT_MS, left > 0.001 ? (long)(left * 1e3) : 1L) ==
@@ -291,41 +292,41 @@ static CURLcode exchange_run(tdm__http *http, exchange *x)
 }
 
 static tdm_status exchange_post(tdm__http *http, const tdm__http_call *call,
-                                tdm__http_answer *answer, tdm_error *err)
+                                tdm__http_response *response, tdm_error *err)
 {
-    exchange x = {.call = call, .answer = answer, .deadline_s = call->deadline_s};
+    exchange x = {.call = call, .response = response, .deadline_s = call->deadline_s};
     struct curl_slist *headers = exchange_make_headers(http, call);
     long request_bytes = 0;
-    answer->code = 0;
-    answer->sent = false;
-    tdm_str_clear(&answer->text);
+    response->code = 0;
+    response->sent = false;
+    tdm_str_clear(&response->text);
     if (!headers || !exchange_set_options(http, &x, headers) ||
         http->curl.multi_add_handle(http->multi, http->easy) != CURLM_OK) {
         http->curl.slist_free_all(headers);
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: libcurl cannot create a request", call->url);
     }
     CURLcode result = exchange_run(http, &x);
-    (void)http->curl.easy_getinfo(http->easy, CURLINFO_RESPONSE_CODE, &answer->code);
+    (void)http->curl.easy_getinfo(http->easy, CURLINFO_RESPONSE_CODE, &response->code);
     (void)http->curl.easy_getinfo(http->easy, CURLINFO_REQUEST_SIZE, &request_bytes);
-    answer->sent = request_bytes > 0;
+    response->sent = request_bytes > 0;
     http->curl.multi_remove_handle(http->multi, http->easy);
     http->curl.slist_free_all(headers);
     if (result == CURLE_OK) return TDM_OK;
     if (x.too_long)
         return tdm_fail(err, TDM_ERR_RANGE, "%s: the response is longer than %d bytes", call->url,
-                        MAX_ANSWER);
+                        MAX_RESPONSE);
     if (result == CURLE_OPERATION_TIMEDOUT)
         return tdm_fail(err, TDM_ERR_TIMEOUT, "%s: no response in time", call->url);
     bool ours = result == CURLE_SSL_CERTPROBLEM || result == CURLE_SSL_CACERT_BADFILE;
     return tdm_fail(err, ours ? TDM_ERR_INVALID : TDM_ERR_IO, "%s: %.300s", call->url,
-                    http->words[0] ? http->words : http->curl.easy_strerror(result));
+                    http->error_text[0] ? http->error_text : http->curl.easy_strerror(result));
 }
 
-tdm_status tdm__http_post(tdm__http *http, const tdm__http_call *call, tdm__http_answer *answer,
+tdm_status tdm__http_post(tdm__http *http, const tdm__http_call *call, tdm__http_response *response,
                           tdm_error *err)
 {
     sigpipe_block q = sigpipe_begin();
-    tdm_status status = exchange_post(http, call, answer, err);
+    tdm_status status = exchange_post(http, call, response, err);
     sigpipe_end(&q);
     return status;
 }
@@ -355,11 +356,11 @@ void tdm__http_destroy(tdm__http *http)
     (void)http;
 }
 
-tdm_status tdm__http_post(tdm__http *http, const tdm__http_call *call, tdm__http_answer *answer,
+tdm_status tdm__http_post(tdm__http *http, const tdm__http_call *call, tdm__http_response *response,
                           tdm_error *err)
 {
     (void)http;
-    (void)answer;
+    (void)response;
     return tdm_fail(err, TDM_ERR_UNSUPPORTED, "%s: %s", call->url, WITHOUT);
 }
 

@@ -13,58 +13,16 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- base64 ---------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
-static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-/* Writes bytes as a base64 JSON string. */
 static void put_bytes(tdm_json_writer *w, const char *key, const void *bytes, size_t count)
 {
-    const unsigned char *in = bytes;
     tdm_str text = TDM_STR_INIT;
-    for (size_t i = 0; i < count; i += 3) {
-        size_t left = count - i;
-        uint32_t v = (uint32_t)in[i] << 16 | (left > 1 ? (uint32_t)in[i + 1] << 8 : 0) |
-                     (left > 2 ? in[i + 2] : 0);
-        tdm_str_add_char(&text, digits[v >> 18]);
-        tdm_str_add_char(&text, digits[v >> 12 & 63]);
-        tdm_str_add_char(&text, left > 1 ? digits[v >> 6 & 63] : '=');
-        tdm_str_add_char(&text, left > 2 ? digits[v & 63] : '=');
-    }
+    tdm_str_add_base64(&text, bytes, count);
     if (!tdm_str_ok(&text)) w->out->failed = true;
     tdm_json_put_string(w, key, tdm_str_text(&text));
     tdm_str_release(&text);
 }
-
-static int digit_value(char c)
-{
-    const char *at = c ? strchr(digits, c) : NULL;
-    return at ? (int)(at - digits) : -1;
-}
-
-/* Decodes to `out`, which has space for 3 bytes of every 4; false if it is not base64. */
-static bool get_bytes(const char *text, size_t length, unsigned char *out, size_t *out_count)
-{
-    size_t count = 0;
-    if (length % 4 != 0) return false;
-    for (size_t i = 0; i < length; i += 4) {
-        bool last = i + 4 == length;
-        int missing = last && text[i + 3] == '=' ? (text[i + 2] == '=' ? 2 : 1) : 0;
-        uint32_t v = 0;
-        for (int k = 0; k < 4; k++) {
-            int digit = k >= 4 - missing ? 0 : digit_value(text[i + (size_t)k]);
-            if (digit < 0) return false;
-            v = v << 6 | (uint32_t)digit;
-        }
-        out[count++] = (unsigned char)(v >> 16);
-        if (missing < 2) out[count++] = (unsigned char)(v >> 8);
-        if (missing < 1) out[count++] = (unsigned char)v;
-    }
-    *out_count = count;
-    return true;
-}
-
-/* ---- requests -------------------------------------------------------------------------------- */
 
 static void put_number(tdm_json_writer *w, const char *key, uint64_t value)
 {
@@ -102,7 +60,7 @@ static void put_item(tdm_json_writer *w, const char *key, const char *value, uin
     if (lease != 0) put_number(w, "lease", lease);
 }
 
-void tdm__etcd_ask_key(const char *key, tdm_str *out)
+void tdm__etcd_write_key(const char *key, tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
@@ -110,7 +68,7 @@ void tdm__etcd_ask_key(const char *key, tdm_str *out)
     tdm_json_object_end(&w);
 }
 
-void tdm__etcd_ask_prefix(const char *prefix, tdm_str *out)
+void tdm__etcd_write_prefix(const char *prefix, tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
@@ -118,7 +76,7 @@ void tdm__etcd_ask_prefix(const char *prefix, tdm_str *out)
     tdm_json_object_end(&w);
 }
 
-void tdm__etcd_ask_put(const char *key, const char *value, uint64_t lease, tdm_str *out)
+void tdm__etcd_write_put(const char *key, const char *value, uint64_t lease, tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
@@ -126,8 +84,8 @@ void tdm__etcd_ask_put(const char *key, const char *value, uint64_t lease, tdm_s
     tdm_json_object_end(&w);
 }
 
-void tdm__etcd_ask_swap(const char *key, uint64_t expected, const char *value, uint64_t lease,
-                        tdm_str *out)
+void tdm__etcd_write_swap(const char *key, uint64_t expected, const char *value, uint64_t lease,
+                          tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
@@ -152,7 +110,7 @@ void tdm__etcd_ask_swap(const char *key, uint64_t expected, const char *value, u
     tdm_json_object_end(&w);
 }
 
-void tdm__etcd_ask_lease(double seconds, tdm_str *out)
+void tdm__etcd_write_lease(double seconds, tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
@@ -160,7 +118,7 @@ void tdm__etcd_ask_lease(double seconds, tdm_str *out)
     tdm_json_object_end(&w);
 }
 
-void tdm__etcd_ask_id(uint64_t lease, tdm_str *out)
+void tdm__etcd_write_id(uint64_t lease, tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
@@ -168,7 +126,7 @@ void tdm__etcd_ask_id(uint64_t lease, tdm_str *out)
     tdm_json_object_end(&w);
 }
 
-void tdm__etcd_ask_watch(const char *prefix, uint64_t revision, tdm_str *out)
+void tdm__etcd_write_watch(const char *prefix, uint64_t revision, tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
@@ -180,7 +138,7 @@ void tdm__etcd_ask_watch(const char *prefix, uint64_t revision, tdm_str *out)
     tdm_json_object_end(&w);
 }
 
-void tdm__etcd_ask_token(const char *user, const char *password, tdm_str *out)
+void tdm__etcd_write_token(const char *user, const char *password, tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
@@ -257,7 +215,7 @@ static tdm_status get_text(const tdm_json *object, const char *key, size_t limit
                         key, length / 4 * 3);
     unsigned char *text = tdm_arena_alloc(arena, length / 4 * 3 + 1, 1);
     if (!text) return tdm_fail_oom(err, "for etcd's response");
-    bool fine = get_bytes(coded, length, text, &count) && count < limit;
+    bool fine = tdm_base64_decode(coded, length, text, &count) && count < limit;
     for (size_t at = 0; fine && at < count;) {
         size_t one = tdm_text_utf8(text + at, count - at, NULL);
         fine = one > 0 && text[at] != '\0';
@@ -286,14 +244,14 @@ static tdm_status get_item(const tdm_json *kv, tdm_arena *arena, tdm_kv_item *ou
 tdm_status tdm__etcd_read_items(tdm__etcd_bytes in, tdm_arena *arena, tdm_kv_item **out,
                                 size_t *out_count, uint64_t *revision, tdm_error *err)
 {
-    const tdm_json *answer = NULL;
+    const tdm_json *response = NULL;
     uint64_t now = 0;
-    TDM_TRY(response_parse(in, &answer, err));
-    TDM_TRY(get_revision(answer, &now, err));
-    const tdm_json *kvs = tdm_json_get(answer, "kvs");
+    TDM_TRY(response_parse(in, &response, err));
+    TDM_TRY(get_revision(response, &now, err));
+    const tdm_json *kvs = tdm_json_get(response, "kvs");
     if (kvs && kvs->type != TDM_JSON_ARRAY) return response_invalid(err, "has no list of keys");
     bool more = false;
-    if (!get_truth(answer, "more", &more) || more) return response_invalid(err, "is incomplete");
+    if (!get_truth(response, "more", &more) || more) return response_invalid(err, "is incomplete");
     size_t count = kvs ? kvs->count : 0;
     tdm_kv_item *items = tdm_arena_array(arena, count > 0 ? count : 1, sizeof(*items));
     if (!items) return tdm_fail_oom(err, "for etcd's response");
@@ -311,21 +269,21 @@ tdm_status tdm__etcd_read_items(tdm__etcd_bytes in, tdm_arena *arena, tdm_kv_ite
 
 tdm_status tdm__etcd_read_done(tdm__etcd_bytes in, tdm_error *err)
 {
-    const tdm_json *answer = NULL;
+    const tdm_json *response = NULL;
     uint64_t now = 0;
-    TDM_TRY(response_parse(in, &answer, err));
-    return get_revision(answer, &now, err);
+    TDM_TRY(response_parse(in, &response, err));
+    return get_revision(response, &now, err);
 }
 
 tdm_status tdm__etcd_read_swap(tdm__etcd_bytes in, bool *swapped, uint64_t *revision,
                                tdm_error *err)
 {
-    const tdm_json *answer = NULL;
+    const tdm_json *response = NULL;
     uint64_t now = 0;
     bool succeeded = false;
-    TDM_TRY(response_parse(in, &answer, err));
-    TDM_TRY(get_revision(answer, &now, err));
-    if (!get_truth(answer, "succeeded", &succeeded))
+    TDM_TRY(response_parse(in, &response, err));
+    TDM_TRY(get_revision(response, &now, err));
+    if (!get_truth(response, "succeeded", &succeeded))
         return response_invalid(err, "lacks the result");
     *swapped = succeeded;
     *revision = now;
@@ -335,12 +293,12 @@ tdm_status tdm__etcd_read_swap(tdm__etcd_bytes in, bool *swapped, uint64_t *revi
 tdm_status tdm__etcd_read_lease(tdm__etcd_bytes in, uint64_t *lease, uint64_t *seconds,
                                 tdm_error *err)
 {
-    const tdm_json *answer = NULL;
+    const tdm_json *response = NULL;
     uint64_t id = 0, length = 0;
-    TDM_TRY(response_parse(in, &answer, err));
-    const tdm_json *result = tdm_json_get(answer, "result");
-    if (result && result->type == TDM_JSON_OBJECT) answer = result;
-    if (!get_number(answer, "ID", &id) || id == 0 || !get_number(answer, "TTL", &length))
+    TDM_TRY(response_parse(in, &response, err));
+    const tdm_json *result = tdm_json_get(response, "result");
+    if (result && result->type == TDM_JSON_OBJECT) response = result;
+    if (!get_number(response, "ID", &id) || id == 0 || !get_number(response, "TTL", &length))
         return response_invalid(err, "has no lease");
     *lease = id;
     *seconds = length;
@@ -349,9 +307,9 @@ tdm_status tdm__etcd_read_lease(tdm__etcd_bytes in, uint64_t *lease, uint64_t *s
 
 tdm_status tdm__etcd_read_token(tdm__etcd_bytes in, char out[TDM__ETCD_TOKEN_BYTES], tdm_error *err)
 {
-    const tdm_json *answer = NULL;
-    TDM_TRY(response_parse(in, &answer, err));
-    const tdm_json *value = tdm_json_get(answer, "token");
+    const tdm_json *response = NULL;
+    TDM_TRY(response_parse(in, &response, err));
+    const tdm_json *value = tdm_json_get(response, "token");
     const char *token = value ? tdm_json_as_string(value) : NULL;
     size_t length = token ? strlen(token) : 0;
     bool fine = length > 0 && length < TDM__ETCD_TOKEN_BYTES;
@@ -362,12 +320,12 @@ tdm_status tdm__etcd_read_token(tdm__etcd_bytes in, char out[TDM__ETCD_TOKEN_BYT
 }
 
 /* Copies as much of a text as fits, in complete printable characters. */
-static void copy_words(const char *text, char out[TDM__ETCD_WORDS_BYTES])
+static void copy_message(const char *text, char out[TDM__ETCD_MESSAGE_BYTES])
 {
     size_t length = 0;
     for (;;) {
         size_t one = tdm_text_utf8(text + length, strnlen(text + length, 4), NULL);
-        if (one == 0 || length + one >= TDM__ETCD_WORDS_BYTES) break;
+        if (one == 0 || length + one >= TDM__ETCD_MESSAGE_BYTES) break;
         memcpy(out + length, text + length, one);
         if ((unsigned char)text[length] < ' ' || text[length] == 0x7f) out[length] = ' ';
         length += one;
@@ -376,45 +334,45 @@ static void copy_words(const char *text, char out[TDM__ETCD_WORDS_BYTES])
 }
 
 /* Reads an object with "code" or "grpc_code", and "message" or "error". */
-static bool get_refusal(const tdm_json *object, tdm__etcd_refusal *out)
+static bool get_error(const tdm_json *object, tdm__etcd_error *out)
 {
     uint64_t code = 0;
     const char *key = tdm_json_get(object, "grpc_code") ? "grpc_code" : "code";
-    const tdm_json *words = tdm_json_get(object, "message");
-    if (!words) words = tdm_json_get(object, "error");
-    const char *text = words ? tdm_json_as_string(words) : NULL;
+    const tdm_json *message = tdm_json_get(object, "message");
+    if (!message) message = tdm_json_get(object, "error");
+    const char *text = message ? tdm_json_as_string(message) : NULL;
     if (!text || !get_number(object, key, &code) || code == 0 || code > 1000) return false;
     out->code = (int)code;
-    copy_words(text, out->words);
+    copy_message(text, out->message);
     return true;
 }
 
-tdm_status tdm__etcd_read_refusal(tdm__etcd_bytes in, tdm__etcd_refusal *out, tdm_error *err)
+tdm_status tdm__etcd_read_error(tdm__etcd_bytes in, tdm__etcd_error *out, tdm_error *err)
 {
-    const tdm_json *answer = NULL;
-    tdm__etcd_refusal found;
-    TDM_TRY(response_parse(in, &answer, err));
-    if (!get_refusal(answer, &found)) return response_invalid(err, "is an error without a message");
+    const tdm_json *response = NULL;
+    tdm__etcd_error found;
+    TDM_TRY(response_parse(in, &response, err));
+    if (!get_error(response, &found)) return response_invalid(err, "is an error without a message");
     *out = found;
     return TDM_OK;
 }
 
-tdm_status tdm__etcd_read_notice(tdm__etcd_bytes in, tdm__etcd_notice *out, tdm_error *err)
+tdm_status tdm__etcd_read_watch(tdm__etcd_bytes in, tdm__etcd_watch_response *out, tdm_error *err)
 {
-    const tdm_json *answer = NULL;
-    tdm__etcd_notice found = {0};
+    const tdm_json *response = NULL;
+    tdm__etcd_watch_response found = {0};
     bool canceled = false;
     uint64_t compacted = 0;
-    TDM_TRY(response_parse(in, &answer, err));
-    const tdm_json *error = tdm_json_get(answer, "error");
+    TDM_TRY(response_parse(in, &response, err));
+    const tdm_json *error = tdm_json_get(response, "error");
     if (error) {
-        found.ended = true;
-        if (!get_refusal(error, &found.why))
+        found.event = TDM__ETCD_EVENT_ENDED;
+        if (!get_error(error, &found.why))
             return response_invalid(err, "is an error without a message");
         *out = found;
         return TDM_OK;
     }
-    const tdm_json *result = tdm_json_get(answer, "result");
+    const tdm_json *result = tdm_json_get(response, "result");
     if (!result || result->type != TDM_JSON_OBJECT)
         return response_invalid(err, "to a watch has no result");
     const tdm_json *header = tdm_json_get(result, "header");
@@ -427,16 +385,16 @@ tdm_status tdm__etcd_read_notice(tdm__etcd_bytes in, tdm__etcd_notice *out, tdm_
         (events && events->type != TDM_JSON_ARRAY))
         return response_invalid(err, "to a watch has invalid fields");
     if (compacted > 0) {
-        found.changed = true;
+        found.event = TDM__ETCD_EVENT_CHANGED;
         if (found.revision < compacted) found.revision = compacted;
     } else if (canceled) {
         const char *text = reason ? tdm_json_as_string(reason) : NULL;
-        found.ended = true;
+        found.event = TDM__ETCD_EVENT_ENDED;
         found.why.code = TDM__ETCD_UNAVAILABLE;
-        copy_words(text ? text : "it ended the watch", found.why.words);
+        copy_message(text ? text : "it ended the watch", found.why.message);
     } else if (events && events->count > 0) {
         if (found.revision == 0) return response_invalid(err, "to a watch has no revision");
-        found.changed = true;
+        found.event = TDM__ETCD_EVENT_CHANGED;
     }
     *out = found;
     return TDM_OK;
