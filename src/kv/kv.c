@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The implementations. */
 static const tdm__kv_ops *const stores[] = {&tdm__kv_local, &tdm__kv_etcd, NULL};
 
 static const tdm__kv_ops *store_find(const char *url, const char **place)
@@ -27,9 +26,9 @@ static const tdm__kv_ops *store_find(const char *url, const char **place)
     return NULL;
 }
 
-/* Asks the store for a key, once. */
-static tdm_status probe(const tdm__kv_ops *ops, const tdm_kv_options *options, const char *place,
-                        tdm_error *err)
+/* Checks that the store responds: reads a key, once. */
+static tdm_status store_probe(const tdm__kv_ops *ops, const tdm_kv_options *options,
+                              const char *place, tdm_error *err)
 {
     tdm_kv_options quick = *options;
     tdm_kv *kv = NULL;
@@ -61,8 +60,8 @@ tdm_status tdm_kv_open(const tdm_kv_options *options, tdm_kv **out, tdm_error *e
                         options->idle_s);
     tdm_kv_options filled = *options;
     if (!(filled.timeout_s > 0)) filled.timeout_s = TDM__TIMING_KV_CALL_S;
-    /* A file answers by itself. */
-    if (filled.probe_s > 0 && ops != &tdm__kv_local) TDM_TRY(probe(ops, &filled, place, err));
+    /* A local file needs no server, so it is not probed. */
+    if (filled.probe_s > 0 && ops != &tdm__kv_local) TDM_TRY(store_probe(ops, &filled, place, err));
     return ops->open(&filled, place, out, err);
 }
 
@@ -73,7 +72,7 @@ void tdm_kv_close(tdm_kv *kv)
 
 double tdm_kv_now(const tdm_kv *kv)
 {
-    return kv->ops->now(kv);
+    return kv->ops->now ? kv->ops->now(kv) : tdm_clock_s();
 }
 
 bool tdm_kv_at(size_t index, tdm_kv_info *out)
@@ -81,7 +80,7 @@ bool tdm_kv_at(size_t index, tdm_kv_info *out)
     for (size_t i = 0; stores[i]; i++) {
         if (i != index) continue;
         *out = (tdm_kv_info){.name = stores[i]->name, .about = stores[i]->about};
-        out->usable = stores[i]->usable(out->why, out->library);
+        out->usable = !stores[i]->usable || stores[i]->usable(out->why, out->library);
         return true;
     }
     return false;
@@ -89,22 +88,21 @@ bool tdm_kv_at(size_t index, tdm_kv_info *out)
 
 /* ---- argument checks ------------------------------------------------------------------------- */
 
-/* The length of a valid text shorter than `limit`; `limit` if it is not one. */
-static size_t text_length(const char *text, size_t limit, bool control)
+static bool text_is_valid(const char *text, size_t limit, bool allow_control)
 {
     size_t length = strnlen(text, limit);
     for (size_t at = 0; at < length;) {
         size_t one = tdm_text_utf8(text + at, length - at, NULL);
-        if (one == 0 || (!control && ((unsigned char)text[at] < 0x20 || text[at] == 0x7f)))
-            return limit;
+        bool is_control = (unsigned char)text[at] < 0x20 || text[at] == 0x7f;
+        if (one == 0 || (is_control && !allow_control)) return false;
         at += one;
     }
-    return length;
+    return length < limit;
 }
 
 static tdm_status check_prefix(const char *prefix, tdm_error *err)
 {
-    if (text_length(prefix, TDM_KV_KEY_BYTES, false) < TDM_KV_KEY_BYTES) return TDM_OK;
+    if (text_is_valid(prefix, TDM_KV_KEY_BYTES, false)) return TDM_OK;
     return tdm_fail(err, TDM_ERR_INVALID,
                     "a key of the store must be text without control characters, shorter than %d "
                     "bytes: not \"%.40s...\"",
@@ -119,7 +117,7 @@ static tdm_status check_key(const char *key, tdm_error *err)
 
 static tdm_status check_value(const char *key, const char *value, tdm_error *err)
 {
-    if (text_length(value, TDM_KV_VALUE_BYTES, true) < TDM_KV_VALUE_BYTES) return TDM_OK;
+    if (text_is_valid(value, TDM_KV_VALUE_BYTES, true)) return TDM_OK;
     return tdm_fail(err, TDM_ERR_INVALID,
                     "the value for \"%s\" in the store is not UTF-8 text shorter than %d bytes",
                     key, TDM_KV_VALUE_BYTES);

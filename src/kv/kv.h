@@ -24,13 +24,14 @@ struct tdm__kv_ops {
     const char *name;  /* scheme of the URL */
     const char *about; /* one line for `tandem doctor` */
 
-    /* Whether it can be opened; if not, the reason. `library` stays empty if none is used. */
+    /* Whether it can be opened; if not, the reason. `library` stays empty if none is used. NULL:
+     * always. */
     bool (*usable)(char why[160], char library[TDM_LIBRARY_BYTES]);
     /* `place` is the URL after the colon; options->timeout_s is set. */
     tdm_status (*open)(const tdm_kv_options *options, const char *place, tdm_kv **out,
                        tdm_error *err);
     void (*close)(tdm_kv *kv);
-    double (*now)(const tdm_kv *kv);
+    double (*now)(const tdm_kv *kv); /* NULL: tdm_clock_s */
 
     tdm_status (*get)(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
                       tdm_error *err);

@@ -538,19 +538,12 @@ static tdm_status etcd_open(const tdm_kv_options *options, const char *place, td
     return TDM_OK;
 }
 
-static double etcd_now(const tdm_kv *kv)
-{
-    (void)kv;
-    return tdm_clock_s();
-}
-
 const tdm__kv_ops tdm__kv_etcd = {
     .name = "etcd",
     .about = "for several hosts: a cluster of etcd servers",
     .usable = tdm__http_usable,
     .open = etcd_open,
     .close = etcd_close,
-    .now = etcd_now,
     .get = etcd_get,
     .list = etcd_list,
     .put = etcd_put,

@@ -3,7 +3,7 @@
  *
  * libcurl is loaded when the first store needs it, not linked: it depends on two dozen libraries,
  * which a process that trains on one host should not have to load. The build needs its headers;
- * without them every call fails with an error that says so. Connections stay open between calls.
+ * without them every call fails with TDM_ERR_UNSUPPORTED. Connections stay open between calls.
  * Proxies are never used, since a store is in the same network, and redirects are not followed.
  * With https, the server's certificate and name are always verified.
  *
@@ -177,13 +177,18 @@ void tdm__http_destroy(tdm__http *http)
 
 /* ---- request --------------------------------------------------------------------------------- */
 
+typedef enum exchange_state {
+    EXCHANGE_RECEIVING,
+    EXCHANGE_ENOUGH,  /* the caller wants no more lines */
+    EXCHANGE_TOO_LONG /* the response is longer than MAX_RESPONSE, or memory ran out */
+} exchange_state;
+
 typedef struct exchange {
     const tdm__http_call *call;
     tdm__http_response *response;
     double deadline_s;
-    size_t looked; /* bytes of the text that contain no newline */
-    bool over;     /* the caller wants no more lines */
-    bool too_long; /* too long, or no memory */
+    size_t searched; /* bytes of the text that contain no newline */
+    exchange_state state;
 } exchange;
 
 /* Passes complete lines to the caller and keeps the rest. */
@@ -191,29 +196,31 @@ static void exchange_cut_lines(exchange *x)
 {
     tdm_str *text = &x->response->text;
     size_t first = 0;
-    while (!x->over) {
-        const char *end = memchr(text->data + x->looked, '\n', text->length - x->looked);
+    while (x->state == EXCHANGE_RECEIVING) {
+        const char *end = memchr(text->data + x->searched, '\n', text->length - x->searched);
         if (!end) break;
         size_t length = (size_t)(end - (text->data + first));
         if (length > 0 && !x->call->line(x->call->user, text->data + first, length, &x->deadline_s))
-            x->over = true;
+            x->state = EXCHANGE_ENOUGH;
         first += length + 1;
-        x->looked = first;
+        x->searched = first;
     }
     if (first > 0) memmove(text->data, text->data + first, text->length - first + 1);
     text->length -= first;
-    x->looked = text->length;
+    x->searched = text->length;
 }
 
 static size_t exchange_receive(char *bytes, size_t size, size_t count, void *user)
 {
     exchange *x = user;
     size_t total = size * count;
-    if (x->over) return total;
-    if (total > MAX_RESPONSE - x->response->text.length) x->too_long = true;
-    if (!x->too_long) tdm_str_add_bytes(&x->response->text, bytes, total);
-    if (!tdm_str_ok(&x->response->text)) x->too_long = true;
-    if (x->too_long) return 0;
+    if (x->state == EXCHANGE_ENOUGH) return total;
+    bool fits = total <= MAX_RESPONSE - x->response->text.length;
+    if (fits) tdm_str_add_bytes(&x->response->text, bytes, total);
+    if (!fits || !tdm_str_ok(&x->response->text)) {
+        x->state = EXCHANGE_TOO_LONG;
+        return 0;
+    }
     if (x->call->line && total > 0) exchange_cut_lines(x);
     return total;
 }
@@ -277,7 +284,7 @@ static CURLcode exchange_run(tdm__http *http, exchange *x)
     for (;;) {
         int running = 0, left = 0;
         if (http->curl.multi_perform(http->multi, &running) != CURLM_OK) return CURLE_FAILED_INIT;
-        if (x->over) return CURLE_OK;
+        if (x->state == EXCHANGE_ENOUGH) return CURLE_OK;
         if (running == 0) {
             const CURLMsg *message = http->curl.multi_info_read(http->multi, &left);
             return message && message->msg == CURLMSG_DONE ? message->data.result
@@ -312,7 +319,7 @@ static tdm_status exchange_post(tdm__http *http, const tdm__http_call *call,
     http->curl.multi_remove_handle(http->multi, http->easy);
     http->curl.slist_free_all(headers);
     if (result == CURLE_OK) return TDM_OK;
-    if (x.too_long)
+    if (x.state == EXCHANGE_TOO_LONG)
         return tdm_fail(err, TDM_ERR_RANGE, "%s: the response is longer than %d bytes", call->url,
                         MAX_RESPONSE);
     if (result == CURLE_OPERATION_TIMEDOUT)

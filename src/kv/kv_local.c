@@ -118,8 +118,7 @@ static tdm_status local_keep(tdm_kv *kv, uint64_t id, tdm_error *err)
     tdm__local_lease *place = id ? lease_find(local, id) : NULL;
     if (place) atomic_store(&place->deadline_ns, tdm_clock_ns() + atomic_load(&place->length_ns));
     tdm__local_unlock(local);
-    /* Updates the time of the file, so that programs that remove old files see that it is in
-     * use. */
+    /* Programs that remove old files see that this one is in use. */
     if (tdm_clock_s() - local->touched_s > TDM__TIMING_KV_LOCAL_TOUCH_S) {
         (void)futimens(local->fd, NULL);
         local->touched_s = tdm_clock_s();
@@ -163,11 +162,6 @@ static bool record_copy(const tdm__local_record *record, tdm_arena *arena, tdm_k
     return out->key && out->value;
 }
 
-static tdm_status local_no_memory(const tdm__local *local, tdm_error *err)
-{
-    return tdm_fail_oom(err, "for its contents (%s)", local->path);
-}
-
 static tdm_status local_get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
                             tdm_error *err)
 {
@@ -178,7 +172,7 @@ static tdm_status local_get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_k
     bool copied = record && record_copy(record, arena, &item);
     tdm__local_unlock(local);
     if (!record) return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s has no key \"%s\"", local->path, key);
-    if (!copied) return local_no_memory(local, err);
+    if (!copied) return tdm_fail_oom(err, "for its contents (%s)", local->path);
     *out = item;
     return TDM_OK;
 }
@@ -198,7 +192,7 @@ static tdm_status local_list(tdm_kv *kv, const char *prefix, tdm_arena *arena, t
         copied = record_copy(tdm__local_at(local, first + i), arena, &items[i]);
     uint64_t now = local->seen.revision;
     tdm__local_unlock(local);
-    if (!copied) return local_no_memory(local, err);
+    if (!copied) return tdm_fail_oom(err, "for its contents (%s)", local->path);
     *out = items;
     *out_count = count;
     *revision = now;
@@ -267,13 +261,6 @@ static tdm_status local_wait(tdm_kv *kv, const char *prefix, uint64_t revision, 
 
 /* ---- table ----------------------------------------------------------------------------------- */
 
-static bool local_usable(char why[160], char library[TDM_LIBRARY_BYTES])
-{
-    why[0] = '\0';
-    library[0] = '\0';
-    return true;
-}
-
 static tdm_status local_open(const tdm_kv_options *options, const char *place, tdm_kv **out,
                              tdm_error *err)
 {
@@ -290,19 +277,11 @@ static void local_close(tdm_kv *kv)
     tdm__local_close(local_of(kv));
 }
 
-static double local_now(const tdm_kv *kv)
-{
-    (void)kv;
-    return tdm_clock_s();
-}
-
 const tdm__kv_ops tdm__kv_local = {
     .name = "local",
     .about = "for one host: a memory-mapped file",
-    .usable = local_usable,
     .open = local_open,
     .close = local_close,
-    .now = local_now,
     .get = local_get,
     .list = local_list,
     .put = local_put,

@@ -1,12 +1,31 @@
 /*
  * kv_local.h: the layout of the file of a local store, and declarations shared by its three files.
  *
- * The file has a head and two areas of equal size. One area is active. It is a log: records of keys
- * written and keys removed, one after the other. A change is written after the end of the log,
- * where no process reads, and takes effect by one atomic store to `commit`, which holds the active
- * area, its length and the revision. A process can therefore be killed at any instruction: a change
- * is complete or does not exist, and no repair is needed. When the area is full, the live records
- * are copied to the other one, and the same single store activates it.
+ *      file, 8 MiB    0           256 KiB                    4,128 KiB                 8 MiB
+ *                     +-----------+--------------------------+--------------------------+
+ *                     | head      | area 0                   | area 1                   |
+ *                     +-----------+--------------------------+--------------------------+
+ *
+ *      head           magic | version | boot | lock | commit | areas[2] | last_lease | lease_top |
+ *                     leases[2048]
+ *
+ *      area           0                                          used                3,968 KiB
+ *                     +--------+----------+--------+-- ... --+--------+-----------------+
+ *                     | record | record   | record |         | record | meaningless     |
+ *                     +--------+----------+--------+-- ... --+--------+-----------------+
+ *
+ *      record         bytes:      4 | 4          | 4            | 4       | 8        | 8     |
+ *                     field:  bytes | key_length | value_length | removed | revision | lease |
+ *                     then the key and a zero, the value and a zero, and zeros up to a multiple of 8
+ *
+ *      commit         bit 63        bits 62 to 40                      bits 39 to 0
+ *                     active area   used bytes of that area, over 8    revision of the store
+ *
+ * The active area is a log: records of keys written and keys removed, one after the other. A change
+ * is written after the end of the log, where no process reads, and takes effect by one atomic store
+ * to `commit`. A process can therefore be killed at any instruction: a change is complete or does
+ * not exist, and no repair is needed. When the area is full, the live records are copied to the
+ * other one, and the same single store activates it.
  *
  * Leases are in a separate table. Their deadlines are changed in place, also by single stores. An
  * expired lease is removed by the next process that takes the lock, unless its owner set idle_s and
@@ -47,9 +66,9 @@ typedef struct tdm__local_area {
 typedef struct tdm__local_head {
     _Atomic uint32_t magic; /* written last */
     uint32_t version;
-    char boot[40]; /* of which start of the system: clocks and locks mean nothing to the next one */
+    char boot[40]; /* boot id of the system: after a reboot, clocks and locks are invalid */
     tdm__shared_lock lock;
-    _Alignas(8) _Atomic uint64_t commit; /* see tdm__local_commit */
+    _Alignas(8) _Atomic uint64_t commit; /* the last change; see above */
     tdm__local_area areas[2];
     _Atomic uint64_t last_lease;
     _Atomic uint32_t lease_top; /* all leases are below this index */
@@ -57,17 +76,17 @@ typedef struct tdm__local_head {
 } tdm__local_head;
 _Static_assert(sizeof(tdm__local_head) <= TDM__LOCAL_HEAD_BYTES, "the head must fit");
 
-/* A record of the log. It is followed by the key and the value, both terminated, and up to 7 zero
- * bytes. */
+/* The fixed part of a record of the log. */
 typedef struct tdm__local_record {
     uint32_t bytes; /* total size; a multiple of 8 */
     uint32_t key_length;
     uint32_t value_length;
-    uint32_t removed; /* 1: the key was removed; there is no value */
+    uint32_t removed; /* 1: the key was removed; the value is empty */
     uint64_t revision;
     uint64_t lease;
 } tdm__local_record;
 
+/* The content of `commit`. */
 typedef struct tdm__local_point {
     unsigned area; /* 0 or 1 */
     uint32_t used; /* bytes in use */
@@ -93,7 +112,7 @@ typedef struct tdm__local {
     /* No change after this position has this revision or an earlier one. */
     uint64_t watched_generation, watched_revision;
     uint32_t watched_used;
-    bool rung; /* there was a change: wake waiting processes */
+    bool is_changed; /* by the current holder of the lock: waiting processes must be woken */
 } tdm__local;
 
 /* ---- file and lock (kv_local_file.c) --------------------------------------------------------- */

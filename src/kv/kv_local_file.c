@@ -28,19 +28,18 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
-enum { MAGIC = 0x564b4454, OPEN_TRIALS = 10 };
+enum { MAGIC = 0x564b4454, MAX_OPENS = 10 };
 
 /* ---- lock ------------------------------------------------------------------------------------ */
 
 tdm_status tdm__local_lock(tdm__local *local, tdm_error *err)
 {
-    /* What a holder that died did not commit does not exist. */
+    /* A change that a dead holder did not commit does not exist: there is nothing to repair. */
     TDM_TRY(tdm__shared_lock_take(&local->head->lock, &local->owner, local->timeout_s, local->path,
                                   err));
-    local->rung = false;
+    local->is_changed = false;
     struct stat about;
     if (fstat(local->fd, &about) == 0 && about.st_nlink > 0) return TDM_OK;
     tdm__local_unlock(local);
@@ -58,9 +57,9 @@ static uint32_t *commit_futex(tdm__local *local)
 void tdm__local_unlock(tdm__local *local)
 {
     tdm__shared_lock_give(&local->head->lock);
-    if (local->rung)
+    if (local->is_changed)
         (void)syscall(SYS_futex, commit_futex(local), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-    local->rung = false;
+    local->is_changed = false;
 }
 
 void tdm__local_sleep(tdm__local *local, uint64_t revision, uint64_t until_ns)
@@ -90,7 +89,7 @@ static tdm_status file_make_head(tdm__local_head *head, const char boot[40])
     head->version = TDM__LOCAL_VERSION;
     memcpy(head->boot, boot, sizeof(head->boot));
     head->areas[0].generation = 1;
-    atomic_store(&head->commit, 1); /* revision 1, nothing in it: 0 stands for no revision */
+    atomic_store(&head->commit, 1); /* revision 1 and an empty area: revision 0 means none */
     TDM_TRY(tdm__shared_lock_init(&head->lock, NULL));
     atomic_store(&head->magic, MAGIC);
     return TDM_OK;
@@ -196,7 +195,7 @@ tdm_status tdm__local_open(const char *path, double timeout_s, bool must_exist, 
     local->touched_s = tdm_clock_s();
     bool gone = true;
     tdm_status status = TDM_OK;
-    for (int i = 0; i < OPEN_TRIALS && gone; i++) {
+    for (int i = 0; i < MAX_OPENS && gone; i++) {
         file_close(local);
         status = file_open(local, must_exist, &gone, err);
     }

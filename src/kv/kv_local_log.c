@@ -37,7 +37,7 @@ static void commit_store(tdm__local *local, tdm__local_point point)
     uint64_t word = (uint64_t)point.area << 63 | (uint64_t)(point.used / 8) << REVISION_BITS |
                     point.revision;
     atomic_store(&local->head->commit, word);
-    local->rung = true;
+    local->is_changed = true;
 }
 
 static const tdm__local_record *record_in(const tdm__local *local, uint32_t place)

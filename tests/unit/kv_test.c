@@ -1,10 +1,10 @@
 /*
- * kv_test.c: the local store, against real processes that are really killed.
+ * kv_test.c: the local store, used by processes that are killed with signals.
  *
- * The exercise that all stores must pass; then what only a file that processes share can suffer:
- * SIGKILL at any instruction (hundreds of them, while others go on), SIGSTOP inside of the lock, a full
- * file, a file from before the system was started, of somebody else, damaged, or removed. Some of it
- * reaches into the file (kv_local.h) to bring about what would take years.
+ * First the exercise that all stores must pass. Then the failures of a file that processes share:
+ * SIGKILL at any instruction (hundreds of times, while other processes use the store), SIGSTOP while
+ * holding the lock, and a file that is full, damaged, removed, from before a reboot, or of another
+ * user. Some tests change the file directly (kv_local.h), to create states that would take years.
  */
 #include "kv/kv_local.h"
 
@@ -42,7 +42,7 @@ static void end(void)
     CHECK_INT(rmdir(directory), 0);
 }
 
-static void the_exercise(void)
+static void exercise_passes(void)
 {
     begin();
     exercise_keys(&options);
@@ -53,7 +53,7 @@ static void the_exercise(void)
     end();
 }
 
-static void what_there_is(void)
+static void stores_are_listed(void)
 {
     tdm_kv_info info;
     tdm_kv *kv = NULL;
@@ -73,7 +73,7 @@ static void what_there_is(void)
 
 /* ---- the file --------------------------------------------------------------------------------- */
 
-static void whose_file(void)
+static void file_must_be_private(void)
 {
     begin();
     tdm_kv *kv = exercise_open(&options);
@@ -89,7 +89,8 @@ static void whose_file(void)
         FAILS(tdm_kv_open(&options, &other, &err), TDM_ERR_INVALID);
         CHECK_INT(chown(path, 0, 0), 0);
     }
-    /* Removed beneath who uses it: they must not go on beside those who make it anew. */
+    /* The file is removed while a handle is open: the handle must fail, because other processes
+     * create a new file. */
     WORKS(tdm_kv_put(kv, "a", "1", 0, &err));
     CHECK_INT(unlink(path), 0);
     FAILS(tdm_kv_put(kv, "a", "2", 0, &err), TDM_ERR_IO);
@@ -102,14 +103,14 @@ static void whose_file(void)
     CHECK(tdm_kv_open(&options, &other, NULL) != TDM_OK);
     CHECK_INT(unlink(path), 0);
     FILE *file = fopen(path, "we");
-    CHECK(file && fputs("no store", file) >= 0 && fclose(file) == 0);
+    CHECK(file && fputs("not a store", file) >= 0 && fclose(file) == 0);
     CHECK_INT(chmod(path, 0600), 0);
     FAILS(tdm_kv_open(&options, &other, &err), TDM_ERR_FORMAT);
     end();
 }
 
-/* A store that must exist is opened, and never made. */
-static void no_file_is_made(void)
+/* With must_exist, a store is opened but never created. */
+static void must_exist_creates_no_file(void)
 {
     begin();
     tdm_kv *kv = NULL, *other = NULL;
@@ -130,7 +131,7 @@ static tdm__local *inside(tdm_kv *kv)
     return (tdm__local *)(void *)kv;
 }
 
-static void old_or_foreign_files(void)
+static void old_or_foreign_files_are_rejected(void)
 {
     begin();
     tdm_arena *arena = tdm_arena_create("test");
@@ -140,14 +141,14 @@ static void old_or_foreign_files(void)
     inside(kv)->head->version++;
     FAILS(tdm_kv_open(&options, &other, &err), TDM_ERR_UNSUPPORTED);
     inside(kv)->head->version--;
-    /* As after a start of the system: its lock is taken for ever by who is no more. */
+    /* As after a reboot: the lock is still held by a process that does not exist any more. */
     memcpy(inside(kv)->head->boot, "another", 8);
     memset(&inside(kv)->head->lock, 0x5a, sizeof(inside(kv)->head->lock));
     other = exercise_open(&options);
     FAILS(tdm_kv_get(other, "a", arena, &item, &err), TDM_ERR_NOT_FOUND);
     WORKS(tdm_kv_put(other, "a", "2", 0, &err));
     tdm_kv_close(kv);
-    /* Made only by half. */
+    /* Its creator was killed before it finished. */
     atomic_store(&inside(other)->head->magic, 0);
     tdm_kv_close(other);
     other = exercise_open(&options);
@@ -159,7 +160,7 @@ static void old_or_foreign_files(void)
     end();
 }
 
-static void damaged_logs(void)
+static void damaged_logs_are_detected(void)
 {
     begin();
     tdm_arena *arena = tdm_arena_create("test");
@@ -190,20 +191,20 @@ static void damaged_logs(void)
     end();
 }
 
-/* Puts one key again and again until the area has not a byte left; what counts of it is small. */
+/* Writes one key repeatedly until the area is full. Only the last record, a small one, is live. */
 static void fill_area(tdm_kv *kv)
 {
     enum {
-        SMALL = 40,
-        REST = 38
-    }; /* the record of an empty "fill", whole, and without its zeros */
+        SMALL = 40, /* the record of an empty "fill", */
+        REST = 38   /* and the same without the zeros at its end */
+    };
     char *value = calloc(1, TDM_KV_VALUE_BYTES);
     if (!value) exit(1);
     for (int i = 0; i < 1000 && inside(kv)->seen.used < TDM__LOCAL_AREA_BYTES - SMALL; i++) {
         uint32_t left = TDM__LOCAL_AREA_BYTES - inside(kv)->seen.used;
-        size_t length = left - SMALL - REST; /* after which there is room for the empty one alone */
+        size_t length = left - SMALL - REST; /* leaves space for the empty one only */
         if (left > 60000) length = left > 120000 ? 60000 : 30000;
-        if (left < 1000) length = 1000; /* no telling how that comes out: on to the other area */
+        if (left < 1000) length = 1000; /* too little to be exact: continue in the other area */
         memset(value, 'f', length);
         value[length] = '\0';
         WORKS(tdm_kv_put(kv, "fill", value, 0, &err));
@@ -212,8 +213,8 @@ static void fill_area(tdm_kv *kv)
     WORKS(tdm_kv_put(kv, "fill", "", 0, &err));
 }
 
-/* What changes beside wakes nobody, and neither does nothing. */
-static void quiet_waits(void)
+/* A wait is not ended by a change of another key, nor without a change. */
+static void waits_ignore_other_keys(void)
 {
     begin();
     tdm_kv *kv = exercise_open(&options);
@@ -222,7 +223,7 @@ static void quiet_waits(void)
         double began = tdm_kv_now(kv);
         WORKS(tdm_kv_wait(kv, "key", revision, 0.3, &now, &err));
         CHECK(tdm_kv_now(kv) - began > 0.2);
-        WORKS(tdm_kv_put(kv, "beside", "1", 0, &err));
+        WORKS(tdm_kv_put(kv, "another", "1", 0, &err));
     }
     WORKS(tdm_kv_put(kv, "key", "1", 0, &err));
     WORKS(tdm_kv_wait(kv, "key", revision, 30, &now, &err));
@@ -231,8 +232,8 @@ static void quiet_waits(void)
     end();
 }
 
-/* A key that is removed, when the log that says so is gone: who waits for that must be told. */
-static void forgotten_removals(void)
+/* A process that waits for the removal of a key is woken even if the log with the removal is gone. */
+static void forgotten_removals_end_waits(void)
 {
     begin();
     tdm_kv *kv = exercise_open(&options), *other = exercise_open(&options);
@@ -254,7 +255,7 @@ static void forgotten_removals(void)
     end();
 }
 
-static void full_stores(void)
+static void full_stores_fail_and_recover(void)
 {
     begin();
     tdm_kv *kv = exercise_open(&options), *other = exercise_open(&options);
@@ -273,7 +274,7 @@ static void full_stores(void)
     CHECK_INT(status, TDM_ERR_NO_SPACE);
     CHECK_HAS(full.message, "full");
     CHECK_INT(count, (TDM__LOCAL_AREA_BYTES) / (TDM_KV_VALUE_BYTES + 48));
-    /* What is there can be changed and removed all the same, and all is found again. */
+    /* Existing keys can still be changed and removed, and all keys are found. */
     uint64_t revision = exercise_revision(kv), now = 0;
     for (int i = 0; i < 3 * count; i++) {
         snprintf(key, sizeof(key), "full/%04d", i % count);
@@ -283,7 +284,8 @@ static void full_stores(void)
     size_t found = 0;
     WORKS(tdm_kv_list(other, "full/", arena, &items, &found, NULL, &err));
     CHECK_INT(found, count);
-    WORKS(tdm_kv_wait(other, "full/", revision, 30, &now, &err)); /* although its log is gone */
+    WORKS(tdm_kv_wait(other, "full/", revision, 30, &now,
+                      &err)); /* its log is gone, but a change is reported */
     CHECK_INT(now, revision + 3 * (uint64_t)count);
     WORKS(tdm_kv_remove(other, "full/0000", &err));
     WORKS(tdm_kv_put(kv, "full/new", value, 0, &err));
@@ -304,7 +306,7 @@ static void full_stores(void)
     end();
 }
 
-/* ---- processes that stop in the worst place --------------------------------------------------- */
+/* ---- processes that stop while they hold the lock --------------------------------------------- */
 
 static pid_t start_holder(bool stop)
 {
@@ -314,12 +316,12 @@ static pid_t start_holder(bool stop)
     if (child > 0) return child;
     tdm_kv *kv = exercise_open(&options);
     if (tdm__local_lock(inside(kv), NULL) != TDM_OK) _exit(1);
-    memset(inside(kv)->areas[0] + 4096, 0xff, 4096); /* behind the end, and never committed */
+    memset(inside(kv)->areas[0] + 4096, 0xff, 4096); /* after the end of the log, not committed */
     raise(stop ? SIGSTOP : SIGKILL);
     _exit(2);
 }
 
-/* A process with a lease of 0.2 s, which it never keeps: it computes, or sleeps. */
+/* A process with a lease of 0.2 s that it never renews. It computes or sleeps. */
 static pid_t start_owner(bool computes, double idle_s)
 {
     fflush(NULL);
@@ -336,8 +338,8 @@ static pid_t start_owner(bool computes, double idle_s)
         if (!computes) pause();
 }
 
-/* Whether its key is there at the end of that time, or goes before. */
-static bool stays_for(tdm_kv *kv, double seconds)
+/* Whether the key of the owner exists for all of this time. */
+static bool owner_key_stays(tdm_kv *kv, double seconds)
 {
     tdm_arena *arena = tdm_arena_create("owner");
     double until_s = tdm_clock_s() + seconds;
@@ -354,44 +356,44 @@ static bool stays_for(tdm_kv *kv, double seconds)
 
 static void await_owner(tdm_kv *kv)
 {
-    for (int i = 0; i < 3000 && !stays_for(kv, 0.001); i++) {
+    for (int i = 0; i < 3000 && !owner_key_stays(kv, 0.001); i++) {
     }
 }
 
-/* The kernel says of an owner that does not keep its lease whether it is only slow. */
-static void leases_of_slow_processes(void)
+/* An owner that does not renew its lease keeps it while the kernel shows that it is only slow. */
+static void slow_processes_keep_leases(void)
 {
     begin();
     tdm_kv *kv = exercise_open(&options);
     int status = 0;
-    pid_t child = start_owner(true, 30); /* no machine is so busy */
+    pid_t child = start_owner(true, 30); /* longer than any host is busy */
     await_owner(kv);
-    CHECK(stays_for(kv, 1.5));
+    CHECK(owner_key_stays(kv, 1.5));
     CHECK_INT(kill(child, SIGSTOP), 0);
-    CHECK(!stays_for(kv, 20));
+    CHECK(!owner_key_stays(kv, 20));
     CHECK_INT(kill(child, SIGKILL), 0);
     CHECK_INT(waitpid(child, &status, 0), child);
 
     child = start_owner(true, 30);
     await_owner(kv);
-    CHECK_INT(kill(child, SIGKILL), 0); /* and it is not waited for: it is dead all the same */
-    CHECK(!stays_for(kv, 20));
+    CHECK_INT(kill(child, SIGKILL), 0); /* dead, although nobody has waited for it yet */
+    CHECK(!owner_key_stays(kv, 20));
     CHECK_INT(waitpid(child, &status, 0), child);
 
-    child = start_owner(false, 1); /* it lives, and does nothing: it gets its time, and no more */
+    child = start_owner(false, 1); /* it is alive but idle: its lease ends after idle_s */
     await_owner(kv);
-    CHECK(stays_for(kv, 0.5));
-    CHECK(!stays_for(kv, 20));
+    CHECK(owner_key_stays(kv, 0.5));
+    CHECK(!owner_key_stays(kv, 20));
     CHECK_INT(kill(child, SIGKILL), 0);
     CHECK_INT(waitpid(child, &status, 0), child);
 
-    child = start_owner(true, 0); /* without idle_s a lease ends by its time alone */
+    child = start_owner(true, 0); /* without idle_s, only the time counts */
     await_owner(kv);
-    CHECK(!stays_for(kv, 20));
+    CHECK(!owner_key_stays(kv, 20));
     CHECK_INT(kill(child, SIGKILL), 0);
     CHECK_INT(waitpid(child, &status, 0), child);
 
-    /* One that is given back is gone at once, though its owner lives. */
+    /* A released lease ends at once, although its owner is alive. */
     tdm_kv_options own = options;
     own.idle_s = 30;
     tdm_kv *other = exercise_open(&own);
@@ -399,13 +401,13 @@ static void leases_of_slow_processes(void)
     WORKS(tdm_kv_lease(other, 30, &lease, &err));
     WORKS(tdm_kv_put(other, "owner", "1", lease, &err));
     WORKS(tdm_kv_release(other, lease, &err));
-    CHECK(!stays_for(kv, 0.02));
+    CHECK(!owner_key_stays(kv, 0.02));
     tdm_kv_close(other);
     tdm_kv_close(kv);
     end();
 }
 
-static void dead_and_stopped_holders(void)
+static void dead_and_stopped_holders_are_replaced(void)
 {
     begin();
     tdm_kv *kv = exercise_open(&options);
@@ -421,7 +423,7 @@ static void dead_and_stopped_holders(void)
         CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     }
     CHECK_INT(exercise_revision(kv), 4);
-    /* One that runs keeps its lock; who waits for it gives up in time. */
+    /* A running holder keeps its lock; a waiting process gives up after its timeout. */
     CHECK_INT(tdm__local_lock(inside(kv), NULL), TDM_OK);
     fflush(NULL);
     pid_t child = fork();
@@ -440,22 +442,24 @@ static void dead_and_stopped_holders(void)
     end();
 }
 
-/* ---- a kill at each instruction --------------------------------------------------------------- */
+/* ---- kills at given instructions -------------------------------------------------------------- */
 
-typedef enum decision { RELEASE, REMOVE, PUT, PUT_ANEW, DEED_COUNT } decision;
+/* The change during which a process is killed. PUT_REWRITE moves the log to the other area. */
+typedef enum change { RELEASE, REMOVE, PUT, PUT_REWRITE, CHANGE_COUNT } change;
 
-static void do_it(tdm_kv *kv, decision d, uint64_t lease)
+static void change_execute(tdm_kv *kv, change c, uint64_t lease)
 {
-    if (d == RELEASE)
+    if (c == RELEASE)
         (void)tdm_kv_release(kv, lease, NULL);
-    else if (d == REMOVE)
+    else if (c == REMOVE)
         (void)tdm_kv_remove(kv, "pair/", NULL);
     else
         (void)tdm_kv_put(kv, "a", "new and longer", 0, NULL);
 }
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
-/* The processor itself can stop a program behind each instruction; the program counts, and kills itself. */
+/* With the trap flag, the CPU raises SIGTRAP after each instruction. The process counts them and kills
+ * itself. */
 static volatile long stepped, max_step;
 
 static void count_step(int signal)
@@ -484,18 +488,19 @@ static void end_steps(void)
 }
 #endif
 
-/* Lets a process do it for so many instructions, and kills it there. `shared` says how many it had. */
-static void step(decision d, uint64_t lease, long max, _Atomic long *shared)
+/* Executes a change in a process that is killed after `max` instructions. A process that completes
+ * the change stores the number of its instructions in *shared. */
+static void run_steps(change c, uint64_t lease, long max, _Atomic long *shared)
 {
     fflush(NULL);
     pid_t child = fork();
     if (child < 0) exit(1);
     if (child == 0) {
         tdm_kv *kv = exercise_open(&options);
-        (void)exercise_revision(kv); /* up to date, and all of the code in memory */
+        (void)exercise_revision(kv); /* updates the index, and loads the code into memory */
         max_step = max;
         begin_steps();
-        do_it(kv, d, lease);
+        change_execute(kv, c, lease);
         end_steps();
         atomic_store(shared, stepped);
         _exit(0);
@@ -505,25 +510,25 @@ static void step(decision d, uint64_t lease, long max, _Atomic long *shared)
     CHECK(WIFEXITED(status) ? WEXITSTATUS(status) == 0 : WTERMSIG(status) == SIGKILL);
 }
 
-/* Whole before or whole after, never in between; and all goes on. */
-static void check_deed(tdm_kv *kv, decision d, uint64_t lease, tdm_arena *arena)
+/* The change is complete or has no effect, and the store can be used. */
+static void check_change(tdm_kv *kv, change c, uint64_t lease, tdm_arena *arena)
 {
     tdm_kv_item item = {.value = ""}, *items = NULL;
     size_t count = 9;
     tdm_arena_reset(arena);
     WORKS(tdm_kv_list(kv, "pair/", arena, &items, &count, NULL, &err));
-    CHECK(count == 2 || (count == 0 && d <= REMOVE));
+    CHECK(count == 2 || (count == 0 && c <= REMOVE));
     WORKS(tdm_kv_get(kv, "a", arena, &item, &err));
     CHECK(strcmp(item.value, "old") == 0 ||
-          (d >= PUT && strcmp(item.value, "new and longer") == 0));
+          (c >= PUT && strcmp(item.value, "new and longer") == 0));
     WORKS(tdm_kv_get(kv, "b", arena, &item, &err));
-    CHECK_TEXT(item.value, "beside");
-    WORKS(tdm_kv_release(kv, lease, &err)); /* what is left of it, if anything */
+    CHECK_TEXT(item.value, "another");
+    WORKS(tdm_kv_release(kv, lease, &err)); /* if it still exists */
     WORKS(tdm_kv_list(kv, "pair/", arena, &items, &count, NULL, &err));
     CHECK_INT(count, 0);
 }
 
-static void kills_by_instruction(void)
+static void kills_at_instructions(void)
 {
     begin();
     tdm_kv *kv = exercise_open(&options);
@@ -531,25 +536,26 @@ static void kills_by_instruction(void)
     _Atomic long *shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) exit(1);
-    for (int d = 0; d < DEED_COUNT; d++) {
+    for (int c = 0; c < CHANGE_COUNT; c++) {
         long all = LONG_MAX;
         for (int i = 0; i <= STEPS && all > 0; i++) {
             uint64_t lease = 0;
             WORKS(tdm_kv_put(kv, "a", "old", 0, &err));
-            WORKS(tdm_kv_put(kv, "b", "beside", 0, &err));
+            WORKS(tdm_kv_put(kv, "b", "another", 0, &err));
             WORKS(tdm_kv_lease(kv, 600, &lease, &err));
             WORKS(tdm_kv_put(kv, "pair/1", "1", lease, &err));
             WORKS(tdm_kv_put(kv, "pair/2", "2", lease, &err));
-            if (d == PUT_ANEW) fill_area(kv);
-            /* First all of it, to see how long it is; then parts. */
-            step((decision)d, lease, i == 0 ? LONG_MAX : all * (2 * i - 1) / (2 * STEPS), shared);
+            if (c == PUT_REWRITE) fill_area(kv);
+            /* The first process completes the change, to count its instructions. */
+            long max = i == 0 ? LONG_MAX : all * (2 * i - 1) / (2 * STEPS);
+            run_steps((change)c, lease, max, shared);
             if (i == 0) all = atomic_load(shared);
-            check_deed(kv, (decision)d, lease, arena);
+            check_change(kv, (change)c, lease, arena);
         }
         if (all == 0)
-            printf("     SKIPPED: no way to stop at each instruction here\n");
+            printf("     SKIPPED: this build cannot stop after each instruction\n");
         else
-            printf("     deed %d: %d kills in %ld instructions\n", d, STEPS, all);
+            printf("     change %d: %d kills in %ld instructions\n", c, STEPS, all);
         CHECK(all == 0 || all > 100);
     }
     munmap((void *)shared, sizeof(*shared));
@@ -558,17 +564,17 @@ static void kills_by_instruction(void)
     end();
 }
 
-/* ---- kills ------------------------------------------------------------------------------------ */
+/* ---- kills at random times -------------------------------------------------------------------- */
 
 enum { WORKERS = 3 };
 
-/* What workers know that they have done, where a kill does not reach. */
+/* What the workers have done, in memory that survives them. */
 typedef struct known {
-    _Atomic uint64_t tried[WORKERS], done[WORKERS];             /* puts of a key of one's own */
-    _Atomic uint64_t count_tried[WORKERS], count_done[WORKERS]; /* swaps of a common one */
+    _Atomic uint64_t tried[WORKERS], done[WORKERS];             /* puts of the worker's key */
+    _Atomic uint64_t count_tried[WORKERS], count_done[WORKERS]; /* swaps of a shared key */
 } known;
 
-/* A text of which one sees whether it is whole: a number, and a tail that follows from it. */
+/* A text that shows whether it is complete: a number, and a tail that is computed from it. */
 static void make_value(uint64_t number, char *out)
 {
     size_t tail = number * 7919 % 50000;
@@ -577,7 +583,7 @@ static void make_value(uint64_t number, char *out)
     out[(size_t)head + tail] = '\0';
 }
 
-static bool is_whole(const char *value, uint64_t *number)
+static bool value_is_complete(const char *value, uint64_t *number)
 {
     char *want = malloc(TDM_KV_VALUE_BYTES);
     *number = strtoull(value, NULL, 10);
@@ -588,7 +594,7 @@ static bool is_whole(const char *value, uint64_t *number)
     return same;
 }
 
-/* On a busy machine the lease may have ended meanwhile: nobody promised otherwise. */
+/* On a busy host the lease may have expired before the put. */
 static bool put_leased(tdm_kv *kv, const char *key, uint64_t lease)
 {
     tdm_status status = tdm_kv_put(kv, key, "1", lease, NULL);
@@ -596,7 +602,7 @@ static bool put_leased(tdm_kv *kv, const char *key, uint64_t lease)
 }
 
 /* Works until it is killed. */
-static void work(known *k, int worker, uint32_t seed)
+static void worker_main(known *k, int worker, uint32_t seed)
 {
     tdm_kv *kv = exercise_open(&options);
     tdm_arena *arena = tdm_arena_create("test");
@@ -635,7 +641,7 @@ static pid_t start_worker(known *k, int worker, uint32_t seed)
     fflush(NULL);
     pid_t child = fork();
     if (child < 0) exit(1);
-    if (child == 0) work(k, worker, seed);
+    if (child == 0) worker_main(k, worker, seed);
     return child;
 }
 
@@ -646,8 +652,8 @@ static const char *find_value(const tdm_kv_item *items, size_t count, const char
     return NULL;
 }
 
-/* All that was acknowledged is there, and nothing is there by half. */
-static void check_whole(tdm_kv *kv, known *k, tdm_arena *arena)
+/* Every acknowledged change is in the store, and every change is complete. */
+static void check_store(tdm_kv *kv, known *k, tdm_arena *arena)
 {
     tdm_kv_item *items = NULL;
     size_t count = 0;
@@ -659,20 +665,21 @@ static void check_whole(tdm_kv *kv, known *k, tdm_arena *arena)
     WORKS(tdm_kv_list(kv, "", arena, &items, &count, NULL, &err));
     for (int i = 0; i < WORKERS; i++) max += atomic_load(&k->count_tried[i]);
     const char *counted = find_value(items, count, "count");
-    CHECK(counted ? is_whole(counted, &number) : min == 0);
-    /* A swap that is on its way may be counted back below, so one for each worker is in doubt. */
+    CHECK(counted ? value_is_complete(counted, &number) : min == 0);
+    /* A swap in progress may be subtracted later, so one for each worker is uncertain. */
     CHECK(number >= min && number <= max + WORKERS);
     for (int i = 0; i < WORKERS; i++) {
         char key[32];
         number = 0;
         snprintf(key, sizeof(key), "own/%d", i);
         const char *own = find_value(items, count, key);
-        CHECK(own ? is_whole(own, &number) : done[i] == 0);
+        CHECK(own ? value_is_complete(own, &number) : done[i] == 0);
         CHECK(number >= done[i] && number <= atomic_load(&k->tried[i]));
         snprintf(key, sizeof(key), "pair/%d/2", i);
         bool second = find_value(items, count, key) != NULL;
         snprintf(key, sizeof(key), "pair/%d/1", i);
-        CHECK(!second || find_value(items, count, key)); /* they go together */
+        CHECK(!second ||
+              find_value(items, count, key)); /* the keys of a lease are removed together */
     }
 }
 
@@ -683,14 +690,15 @@ static uint64_t swaps_of(known *k)
     return swaps;
 }
 
-/* Until the workers have done more than there were kills: else there is nothing to tear. */
+/* Waits until the workers have completed more swaps than there were kills, so that a kill can
+ * interrupt a change. */
 static void await_work(known *k, int killed)
 {
     for (int i = 0; i < 200000 && swaps_of(k) <= (uint64_t)killed; i++)
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
-static void kills(void)
+static void kills_at_random_times(void)
 {
     begin();
     known *k = mmap(NULL, sizeof(*k), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -702,7 +710,7 @@ static void kills(void)
     for (int i = 0; i < WORKERS; i++) workers[i] = start_worker(k, i, (uint32_t)i);
     int killed = 0;
     double began = tdm_kv_now(kv);
-    /* On a machine that has better things to do, fewer. */
+    /* On a busy host, fewer. */
     for (; killed < KILLS && (killed < MIN_KILLS || tdm_kv_now(kv) - began < 8); killed++) {
         seed = seed * 1664525 + 1013904223;
         await_work(k, killed);
@@ -711,7 +719,7 @@ static void kills(void)
         kill(workers[victim], SIGKILL);
         CHECK_INT(waitpid(workers[victim], &status, 0), workers[victim]);
         CHECK(WIFSIGNALED(status));
-        check_whole(kv, k, arena);
+        check_store(kv, k, arena);
         workers[victim] = start_worker(k, victim, seed);
     }
     for (int i = 0; i < WORKERS; i++) {
@@ -721,9 +729,9 @@ static void kills(void)
         CHECK(WIFSIGNALED(status));
     }
     tdm_kv *fresh = exercise_open(&options);
-    check_whole(fresh, k, arena);
-    check_whole(kv, k, arena);
-    /* The leases of the dead end, and wake who waits. */
+    check_store(fresh, k, arena);
+    check_store(kv, k, arena);
+    /* The leases of dead processes expire, and that ends waits. */
     uint64_t revision = exercise_revision(kv);
     tdm_kv_item *items = NULL;
     size_t count = 1;
@@ -743,18 +751,18 @@ static void kills(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(the_exercise),
-    CHECK_TEST(what_there_is),
-    CHECK_TEST(whose_file),
-    CHECK_TEST(no_file_is_made),
-    CHECK_TEST(old_or_foreign_files),
-    CHECK_TEST(damaged_logs),
-    CHECK_TEST(full_stores),
-    CHECK_TEST(leases_of_slow_processes),
-    CHECK_TEST(dead_and_stopped_holders),
-    CHECK_TEST(kills),
-    CHECK_TEST(quiet_waits),
-    CHECK_TEST(forgotten_removals),
-    CHECK_TEST(kills_by_instruction),
+    CHECK_TEST(exercise_passes),
+    CHECK_TEST(stores_are_listed),
+    CHECK_TEST(file_must_be_private),
+    CHECK_TEST(must_exist_creates_no_file),
+    CHECK_TEST(old_or_foreign_files_are_rejected),
+    CHECK_TEST(damaged_logs_are_detected),
+    CHECK_TEST(full_stores_fail_and_recover),
+    CHECK_TEST(slow_processes_keep_leases),
+    CHECK_TEST(dead_and_stopped_holders_are_replaced),
+    CHECK_TEST(kills_at_random_times),
+    CHECK_TEST(waits_ignore_other_keys),
+    CHECK_TEST(forgotten_removals_end_waits),
+    CHECK_TEST(kills_at_instructions),
 };
 CHECK_MAIN(tests)
