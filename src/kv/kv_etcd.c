@@ -332,8 +332,8 @@ static tdm_status etcd_release(tdm_kv *kv, uint64_t id, tdm_error *err)
 /* ---- watch ----------------------------------------------------------------------------------- */
 
 /*
- * States of a watch. watch_line changes the state with each line of the response; watch_run runs one
- * watch until it has left OPENING and OPEN, or its time is up.
+ * States of a watch. watch_line changes the state with each line of the response; watch_run runs
+ * one watch until it has left OPENING and OPEN, or its time is up.
  *
  *                 created                   a key has changed
  *      OPENING ------------> OPEN ------------------------------------> CHANGED

@@ -13,8 +13,7 @@
 
 #include <tandem/text.h>
 
-/* ---- requests (kv_etcd_json.c): JSON, appended to an empty `out`
- * ------------------------------ */
+/* ---- requests (kv_etcd_json.c): JSON, appended to an empty `out` ----------------------------- */
 
 void tdm__etcd_write_key(const char *key, tdm_str *out);
 void tdm__etcd_write_prefix(const char *prefix, tdm_str *out); /* for list and remove */

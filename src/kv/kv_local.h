@@ -16,7 +16,7 @@
  *
  *      record         bytes:      4 | 4          | 4            | 4       | 8        | 8     |
  *                     field:  bytes | key_length | value_length | removed | revision | lease |
- *                     then the key and a zero, the value and a zero, and zeros up to a multiple of 8
+ *                     then the key, a zero, the value, and zeros up to a multiple of 8 bytes
  *
  *      commit         bit 63        bits 62 to 40                      bits 39 to 0
  *                     active area   used bytes of that area, over 8    revision of the store

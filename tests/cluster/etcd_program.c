@@ -1,13 +1,14 @@
 /*
- * etcd_program.c: the store in front of real etcd servers, which etcd_test.sh starts and kills.
+ * etcd_program.c: the etcd store with real etcd servers, which etcd_test.sh starts and kills.
  *
- *     etcd_program exercise URLS          what every store must do
- *     etcd_program survive URLS PID       goes on while the member PID is killed in the middle
- *     etcd_program silence URLS           nobody can answer: every call must say so in time
- *     etcd_program users URLS PID         users, and their tokens after the one member was started anew
- *     etcd_program refused URLS WORDS     opening and asking must fail with these words
+ *     etcd_program exercise URLS          the tests that every store must pass
+ *     etcd_program survive URLS PID       uses the store while the server PID is killed
+ *     etcd_program silence URLS           no server can respond: every call must fail in time
+ *     etcd_program users URLS PID         users, and their tokens after the only server has restarted
+ *     etcd_program refused URLS TEXT      opening or using the store must fail with this text
  *
- * STORE_USER, STORE_PASSWORD, STORE_CA, STORE_CERTIFICATE, STORE_KEY: as etcd.user and so on are.
+ * The environment variables STORE_USER, STORE_PASSWORD, STORE_CA, STORE_CERTIFICATE and STORE_KEY
+ * have the values of etcd.user and the related job keys.
  */
 #include "cluster/kv_exercise.h"
 
@@ -36,14 +37,14 @@ static void exercise(const tdm_kv_options *options)
     exercise_race(options, PROCESSES, RACES);
 }
 
-/* ---- a leader dies ---------------------------------------------------------------------------- */
+/* ---- a leader dies --------------------------------------------------------------------------- */
 
 typedef struct tally {
     long done, unsure; /* swaps */
-    double worst_s;    /* between two that worked */
+    double worst_s;    /* longest time between two that succeeded */
 } tally;
 
-/* Adds one to the number in "count"; false when nobody knows whether that was done. */
+/* Adds one to the number in "count". False: it is unknown whether the swap was executed. */
 static bool add_one(tdm_kv *kv, tdm_arena *arena)
 {
     tdm_kv_item item = {.value = "0"};
@@ -59,8 +60,8 @@ static bool add_one(tdm_kv *kv, tdm_arena *arena)
     snprintf(text, sizeof(text), "%ld", strtol(item.value, NULL, 10) + 1);
     status = tdm_kv_swap(kv, BELOW "count", item.revision, text, 0, NULL, &err);
     if (status != TDM_OK) {
-        printf("     a swap in doubt: %s\n", err.message);
-        CHECK_INT(status, TDM_ERR_TIMEOUT); /* nobody else swaps, so it is never another's */
+        printf("     an uncertain swap: %s\n", err.message);
+        CHECK_INT(status, TDM_ERR_TIMEOUT); /* no other process swaps */
     }
     return status == TDM_OK;
 }
@@ -78,7 +79,7 @@ static void survive(const tdm_kv_options *options, pid_t victim)
     bool killed = false;
     while (t.done < 2 * SWAPS && tdm_kv_now(kv) - began < 90) {
         if (!killed && t.done >= SWAPS) {
-            printf("     %ld swaps, and now the leader is killed\n", t.done);
+            printf("     %ld swaps; the leader is killed now\n", t.done);
             CHECK_INT(kill(victim, SIGKILL), 0);
             killed = true;
         }
@@ -93,7 +94,7 @@ static void survive(const tdm_kv_options *options, pid_t victim)
         WORKS(tdm_kv_keep(kv, lease, &err));
         nap(0.02);
     }
-    printf("     %ld swaps, %ld in doubt, %.2f s between two at most\n", t.done, t.unsure,
+    printf("     %ld swaps, %ld uncertain, at most %.2f s between two\n", t.done, t.unsure,
            t.worst_s);
     CHECK(t.done >= 2 * SWAPS);
     tdm_kv_item item = {.value = "0"};
@@ -108,7 +109,7 @@ static void survive(const tdm_kv_options *options, pid_t victim)
     tdm_kv_close(kv);
 }
 
-/* ---- nobody answers --------------------------------------------------------------------------- */
+/* ---- no server responds ---------------------------------------------------------------------- */
 
 static void silence(const tdm_kv_options *given)
 {
@@ -129,10 +130,10 @@ static void silence(const tdm_kv_options *given)
     tdm_kv_close(kv);
 }
 
-/* ---- users ------------------------------------------------------------------------------------ */
+/* ---- users ----------------------------------------------------------------------------------- */
 
-/* The parent of this program starts the member anew when it is killed: its tokens are gone then. */
-static void users(const tdm_kv_options *given, pid_t member)
+/* etcd_test.sh restarts the server when it is killed; the server has lost its tokens then. */
+static void users(const tdm_kv_options *given, pid_t server)
 {
     tdm_kv_options options = *given;
     options.timeout_s = 60;
@@ -144,7 +145,7 @@ static void users(const tdm_kv_options *given, pid_t member)
     tdm_error denied = {0};
     CHECK_INT(tdm_kv_put(kv, "elsewhere", "1", 0, &denied), TDM_ERR_INVALID);
     CHECK_HAS(denied.message, "permission denied");
-    CHECK_INT(kill(member, SIGKILL), 0);
+    CHECK_INT(kill(server, SIGKILL), 0);
     WORKS(tdm_kv_put(kv, BELOW "x", "2", 0, &err));
     WORKS(tdm_kv_get(kv, BELOW "x", arena, &item, &err));
     CHECK_TEXT(item.value, "2");
@@ -165,23 +166,23 @@ static void users(const tdm_kv_options *given, pid_t member)
     tdm_kv_close(kv);
 }
 
-static void refused(const tdm_kv_options *given, const char *words)
+static void refused(const tdm_kv_options *given, const char *text)
 {
     tdm_kv_options options = *given;
     tdm_kv *kv = NULL;
     tdm_error err = {0};
-    options.timeout_s = strcmp(words, "no libcurl") == 0 ? 0.2 : 6;
+    options.timeout_s = strcmp(text, "no libcurl") == 0 ? 0.2 : 6;
     tdm_status status = tdm_kv_open(&options, &kv, &err);
     if (status == TDM_OK) status = tdm_kv_put(kv, BELOW "x", "1", 0, &err);
     CHECK(status != TDM_OK);
-    CHECK_HAS(err.message, words);
+    CHECK_HAS(err.message, text);
     tdm_kv_close(kv);
 }
 
 int main(int argc, char **argv)
 {
     const char *what = argc > 2 ? argv[1] : "", *more = argc > 3 ? argv[3] : "0";
-    tdm_kv_options options = {.timeout_s = 30, /* for an election, too, and for slow disks */
+    tdm_kv_options options = {.timeout_s = 30, /* enough for an election and for slow disks */
                               .user = getenv("STORE_USER"),
                               .password = getenv("STORE_PASSWORD"),
                               .ca = getenv("STORE_CA"),

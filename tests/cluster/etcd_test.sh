@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The store in front of real etcd servers: three members on the loopback device, whose leader is killed
-# with SIGKILL, and then one more, so that nobody can answer; then one member with TLS and users.
+# The etcd store with real etcd servers: a cluster of three on the loopback device, of which the leader is
+# killed, and then another one, so that no server can respond; then one server with TLS and users.
 #   etcd_test.sh PROGRAM
-# Where etcd is not installed (make setup-etcd does) it says so and is skipped (77).
+# Without etcd (make setup-etcd installs it) the test prints a note and is skipped (77).
 set -euo pipefail
 program=$1
 skip() {
@@ -10,16 +10,16 @@ skip() {
     exit 77
 }
 for tool in etcd etcdctl openssl; do
-    command -v "$tool" >/dev/null || skip "there is no $tool (make setup-etcd installs it)"
+    command -v "$tool" >/dev/null || skip "$tool is not installed (make setup-etcd installs it)"
 done
 if "$program" refused http://127.0.0.1:1 "no libcurl" >/dev/null 2>&1; then
     skip "this build has no libcurl"
 fi
 export ETCDCTL_API=3
-export ETCD_UNSUPPORTED_ARCH=arm64 # without which etcd does not start there
+export ETCD_UNSUPPORTED_ARCH=arm64 # etcd does not start on ARM without it
 work=$(mktemp -d)
 status=0
-declare -A member=() # name to process
+declare -A member=() # process ids by name
 kill_all() {
     local pid
     for pid in "${member[@]}"; do kill -9 "$pid" 2>/dev/null || true; done
@@ -40,12 +40,12 @@ fail() {
 }
 run() { timeout 120 "$program" "$@" || status=1; }
 
-# start NAME CLIENT-URL PEER-URL MORE...: one member, which keeps its data when it is started again
+# start NAME CLIENT-URL PEER-URL ARGUMENT...: starts a server; it keeps its data when it is restarted
 start() {
     local name=$1 client=$2 peer=$3
     shift 3
     rm -f "$work/$name.pid"
-    # shellcheck disable=SC2016 # the inner shell's own number becomes etcd's
+    # shellcheck disable=SC2016 # the inner shell expands its process id, which etcd inherits
     (timeout 300 bash -c 'echo $$ >"$0"; exec etcd "$@"' "$work/$name.pid" --name "$name" \
         --data-dir "$work/$name" --logger zap --log-level error \
         --listen-client-urls "$client" --advertise-client-urls "$client" \
@@ -57,7 +57,7 @@ start() {
     done
     member[$name]=$(cat "$work/$name.pid")
 }
-# healthy ETCDCTL-ARGUMENTS...: waits until all of them can be asked
+# healthy ETCDCTL-ARGUMENTS...: waits until all servers respond
 healthy() {
     for _ in $(seq 300); do
         etcdctl "$@" endpoint health >/dev/null 2>&1 && return
@@ -66,8 +66,8 @@ healthy() {
     return 1
 }
 
-# ---- three members ----------------------------------------------------------------------------------
-# Ports of our own, below those that the system hands out; others where somebody has one already.
+# ---- three servers ----------------------------------------------------------------------------------
+# Fixed ports below the range that the kernel assigns; the caller tries others if one is in use.
 three() {
     local base=$1 i cluster='' urls=''
     for i in 1 2 3; do
@@ -81,21 +81,21 @@ three() {
     done
     healthy --endpoints "$endpoints"
 }
-for trial in 1 2 3 4; do
-    base=$((20000 + RANDOM % 600 * 10)) # hosts_test.sh has those from 26000 on
+for attempt in 1 2 3 4; do
+    base=$((20000 + RANDOM % 600 * 10)) # hosts_test.sh uses ports from 26000
     three "$base" && break
-    [ "$trial" -lt 4 ] || fail "three members do not start"
+    [ "$attempt" -lt 4 ] || fail "three servers do not start"
     kill_all
     rm -rf "$work"/m?
 done
-echo "three members: $endpoints"
+echo "three servers: $endpoints"
 run exercise "$endpoints"
 
 leader=$(etcdctl --endpoints "$endpoints" -w fields endpoint status |
     awk '/"MemberID"/ { id = $3 } /"Leader"/ { leader = $3 } /"Endpoint"/ { if (id == leader) print $3 }' |
     tr -d '"')
 name=m$(((${leader##*:} - base - 1) / 2))
-[ -n "${member[$name]:-}" ] || fail "there is no leader ($leader)"
+[ -n "${member[$name]:-}" ] || fail "cannot find the leader ($leader)"
 run survive "$endpoints" "${member[$name]}"
 for other in m1 m2 m3; do
     [ "$other" = "$name" ] && continue
@@ -106,7 +106,7 @@ run silence "$endpoints"
 kill_all
 
 # ---- TLS and users ----------------------------------------------------------------------------------
-# Certificates that are good for a day, for a server at 127.0.0.1 and for clients.
+# Certificates that are valid for a day, for a server at 127.0.0.1 and for clients.
 certify() { # certify NAME PURPOSE
     openssl req -newkey rsa:2048 -nodes -keyout "$work/$1.key" -out "$work/$1.csr" -subj "/O=$1" \
         2>/dev/null
@@ -114,11 +114,11 @@ certify() { # certify NAME PURPOSE
     openssl x509 -req -in "$work/$1.csr" -CA "$work/ca.pem" -CAkey "$work/ca.key" -CAcreateserial \
         -days 1 -extfile "$work/$1.ext" -out "$work/$1.pem" 2>/dev/null
 }
-for authority in ca stranger; do
+for authority in ca other_ca; do
     openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj "/O=$authority" \
         -keyout "$work/$authority.key" -out "$work/$authority.pem" 2>/dev/null
 done
-certify server serverAuth,clientAuth # etcd's gateway is a client of its own server
+certify server serverAuth,clientAuth # the gateway of etcd is a client of the server
 certify client clientAuth
 
 safe="https://127.0.0.1:$((base + 9))"
@@ -129,7 +129,7 @@ start_safe() {
 }
 start_safe
 admin=(--endpoints "$safe" --cacert "$work/ca.pem" --cert "$work/client.pem" --key "$work/client.key")
-healthy "${admin[@]}" || fail "a member with TLS does not start"
+healthy "${admin[@]}" || fail "a server with TLS does not start"
 {
     etcdctl "${admin[@]}" user add root:secret
     etcdctl "${admin[@]}" role add root
@@ -139,31 +139,31 @@ healthy "${admin[@]}" || fail "a member with TLS does not start"
     etcdctl "${admin[@]}" role grant-permission tandem --prefix=true readwrite tandem-test
     etcdctl "${admin[@]}" user grant-role trainer tandem
     etcdctl "${admin[@]}" auth enable
-} >"$work/admin.log" 2>&1 || fail "users cannot be made"
+} >"$work/admin.log" 2>&1 || fail "cannot create users"
 
 export STORE_CA=$work/ca.pem STORE_CERTIFICATE=$work/client.pem STORE_KEY=$work/client.key
 export STORE_USER=trainer STORE_PASSWORD='pass "word" ü'
 run exercise "$safe"
 timeout 150 "$program" users "$safe" "${member[safe]}" &
 users=$!
-for _ in $(seq 1200); do # until it has killed the member
+for _ in $(seq 1200); do # until the program has killed the server
     kill -0 "${member[safe]}" 2>/dev/null || break
     sleep 0.05
 done
 start_safe
 wait "$users" || status=1
-# Each of these takes all the time it has: side by side.
-strangers=()
+# Each of these uses all of its timeout, so they run in parallel.
+clients=()
 refused() {
     timeout 60 "$program" refused "$@" &
-    strangers+=($!)
+    clients+=($!)
 }
-STORE_CA=$work/stranger.pem refused "$safe" certificate
+STORE_CA=$work/other_ca.pem refused "$safe" certificate
 STORE_CA=$work/none.pem refused "$safe" none.pem
 STORE_CERTIFICATE='' STORE_KEY='' refused "$safe" "no etcd server answered"
 STORE_KEY=$work/none.key refused "$safe" none.key
 refused "${safe/https/http}" "no etcd server answered"
 refused "${safe/https:\/\//}" "http://HOST:PORT"
-for pid in "${strangers[@]}"; do wait "$pid" || status=1; done
+for pid in "${clients[@]}"; do wait "$pid" || status=1; done
 [ $status = 0 ] || fail "see above"
 echo "ok"

@@ -1,8 +1,9 @@
 /*
- * kv_exercise.h: what every kind of store must do, as tests that take the store's options.
+ * kv_exercise.h: tests that every store must pass; they take the options of the store.
  *
- * Included once by the test of the local store and once by that of etcd. Keys lie below "tandem-test/",
- * which is emptied first. Times: a store may be slow, so nothing is held to less than seconds.
+ * The test of the local store and the test of etcd include this file. Keys are below
+ * "tandem-test/", which is emptied first. A store may be slow, so all time limits are seconds or
+ * more.
  */
 #ifndef TANDEM_TESTS_KV_EXERCISE_H
 #define TANDEM_TESTS_KV_EXERCISE_H
@@ -16,7 +17,7 @@
 #include <unistd.h>
 
 #define BELOW "tandem-test/"
-#define EXERCISE_S 150.0 /* for many small deeds, on a machine that has much else to do */
+#define EXERCISE_S 150.0 /* limit for many small calls on a busy host */
 
 static tdm_kv *exercise_open(const tdm_kv_options *options)
 {
@@ -40,7 +41,7 @@ static tdm_kv *exercise_open(const tdm_kv_options *options)
         }                                                                                          \
     } while (0)
 
-/* It must fail so, with words. */
+/* The call must fail with this status and a message. */
 #define FAILS(call, expected)                                                                      \
     do {                                                                                           \
         tdm_error err = {0};                                                                       \
@@ -49,7 +50,7 @@ static tdm_kv *exercise_open(const tdm_kv_options *options)
         CHECK(err.message[0] != '\0');                                                             \
     } while (0)
 
-/* ---- one process ------------------------------------------------------------------------------ */
+/* ---- one process ----------------------------------------------------------------------------- */
 
 static void exercise_keys(const tdm_kv_options *options)
 {
@@ -67,7 +68,7 @@ static void exercise_keys(const tdm_kv_options *options)
     WORKS(tdm_kv_put(kv, BELOW "b", "two \"quoted\" \\ \n and ünïcode", 0, &err));
     WORKS(tdm_kv_put(kv, BELOW "a", "", 0, &err));
     WORKS(tdm_kv_put(kv, BELOW "ab", "three", 0, &err));
-    WORKS(tdm_kv_put(kv, "tandem-test-beside", "no", 0, &err));
+    WORKS(tdm_kv_put(kv, "tandem-test-other", "no", 0, &err));
     WORKS(tdm_kv_get(kv, BELOW "b", arena, &item, &err));
     CHECK_TEXT(item.key, BELOW "b");
     CHECK_TEXT(item.value, "two \"quoted\" \\ \n and ünïcode");
@@ -98,7 +99,7 @@ static void exercise_keys(const tdm_kv_options *options)
     WORKS(tdm_kv_remove(kv, BELOW "a", &err));
     WORKS(tdm_kv_list(kv, BELOW, arena, &items, &count, NULL, &err));
     CHECK_INT(count, 2);
-    WORKS(tdm_kv_get(kv, "tandem-test-beside", arena, &item, &err));
+    WORKS(tdm_kv_get(kv, "tandem-test-other", arena, &item, &err));
     WORKS(tdm_kv_remove(kv, "tandem-test", &err));
     WORKS(tdm_kv_list(kv, "tandem-test", arena, &items, &count, NULL, &err));
     CHECK_INT(count, 0);
@@ -134,7 +135,7 @@ static void exercise_limits(const tdm_kv_options *options)
     tdm_kv_close(kv);
 }
 
-/* ---- leases and waiting ----------------------------------------------------------------------- */
+/* ---- leases and waiting ---------------------------------------------------------------------- */
 
 static uint64_t exercise_revision(tdm_kv *kv)
 {
@@ -147,15 +148,15 @@ static uint64_t exercise_revision(tdm_kv *kv)
     return revision;
 }
 
-/* Waits until `key` is gone; false when it stays. */
-static bool exercise_gone(tdm_kv *kv, const char *key, double seconds)
+/* Waits until `key` is removed; false if it still exists after `seconds`. */
+static bool exercise_removed(tdm_kv *kv, const char *key, double seconds)
 {
     tdm_arena *arena = tdm_arena_create("test");
     uint64_t revision = exercise_revision(kv);
     double deadline = tdm_kv_now(kv) + seconds;
     tdm_kv_item item;
     bool gone = false;
-    /* One wait as long as all that: nothing but the change itself may end it in time. */
+    /* The wait is longer than `seconds`, so only the change itself can end it in time. */
     while (!gone && tdm_kv_now(kv) < deadline) {
         gone = tdm_kv_get(kv, key, arena, &item, NULL) == TDM_ERR_NOT_FOUND;
         if (!gone) WORKS(tdm_kv_wait(kv, BELOW, revision, seconds + 1, &revision, &err));
@@ -190,7 +191,7 @@ static void exercise_leases(const tdm_kv_options *options)
     WORKS(tdm_kv_release(kv, given, &err));
     FAILS(tdm_kv_keep(kv, given, &err), TDM_ERR_NOT_FOUND);
     FAILS(tdm_kv_put(kv, BELOW "late", "g", given, &err), TDM_ERR_NOT_FOUND);
-    CHECK(exercise_gone(other, BELOW "left/1", 60));
+    CHECK(exercise_removed(other, BELOW "left/1", 60));
     FAILS(tdm_kv_get(other, BELOW "left/2", arena, &item, &err), TDM_ERR_NOT_FOUND);
     FAILS(tdm_kv_keep(kv, left, &err), TDM_ERR_NOT_FOUND);
     WORKS(tdm_kv_get(other, BELOW "moved", arena, &item, &err));
@@ -209,8 +210,8 @@ typedef struct exercise_writer {
     int failures;
 } exercise_writer;
 
-/* Answers each change of "ping" with one of "pong". */
-static void *exercise_answer(void *user)
+/* Responds to each change of "ping" by a change of "pong". */
+static void *exercise_respond(void *user)
 {
     exercise_writer *w = user;
     tdm_kv *kv = exercise_open(w->options);
@@ -234,7 +235,7 @@ static void *exercise_answer(void *user)
     return NULL;
 }
 
-/* Two handles that wait for each other, many times; nothing may get lost between look and wait. */
+/* Two handles wait for each other many times. No change between a read and a wait may be lost. */
 static void exercise_waits(const tdm_kv_options *options, int rounds)
 {
     tdm_kv *kv = exercise_open(options);
@@ -253,7 +254,7 @@ static void exercise_waits(const tdm_kv_options *options, int rounds)
 
     exercise_writer writer = {.options = options, .rounds = rounds};
     pthread_t thread;
-    if (pthread_create(&thread, NULL, exercise_answer, &writer) != 0) exit(1);
+    if (pthread_create(&thread, NULL, exercise_respond, &writer) != 0) exit(1);
     double deadline = tdm_kv_now(kv) + EXERCISE_S;
     for (int round = 0; round < rounds; round++) {
         char text[32];
@@ -278,9 +279,9 @@ static void exercise_waits(const tdm_kv_options *options, int rounds)
     tdm_kv_close(kv);
 }
 
-/* ---- several processes ------------------------------------------------------------------------ */
+/* ---- several processes ----------------------------------------------------------------------- */
 
-/* Adds one to a number by compare-and-swap, until that has worked `times` times. */
+/* Adds one to a number by compare-and-swap, until that has succeeded `times` times. */
 static int exercise_count_up(const tdm_kv_options *options, int times)
 {
     tdm_kv *kv = exercise_open(options);

@@ -1,9 +1,9 @@
 /*
- * elastic_sim_faults.c: processes of a simulated schedule, their agents, and all that goes wrong.
+ * elastic_sim_faults.c: processes of a simulated schedule, their agents, and the faults.
  *
- * The agent of a host says that a process is dead soon after, most of the time, and starts another in its
- * place, with a name of its own; so it does when one has left because it was fenced. Faults are drawn from
- * the seed: some schedules have none, some many at once.
+ * In most cases, the agent of a host soon reports the death of a process. It starts another one,
+ * with a new name, in its place, also after a process has left because it was fenced. Faults are
+ * drawn from the seed: some schedules have none, others have many at once.
  */
 #include "elastic_sim.h"
 
@@ -11,9 +11,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LEAVE_S 6.0
+#define LEAVE_S 6.0 /* limit for a fenced process to leave */
 
-static void watcher(void *argument)
+static void watcher_main(void *argument)
 {
     process *p = argument;
     while (!p->is_dead && !p->should_stop_watch) tdm__member_tick(p->member);
@@ -22,12 +22,12 @@ static void watcher(void *argument)
     sim_end(p, 1);
 }
 
-static void pause_for(void *user, double seconds)
+static void process_pause(void *user, double seconds)
 {
     sim_sleep(user, seconds);
 }
 
-static tdm_status create(process *p)
+static tdm_status process_create(process *p)
 {
     sim *s = p->s;
     char host_name[TDM_HOST_BYTES];
@@ -45,7 +45,7 @@ static tdm_status create(process *p)
         tdm__member_parts parts = {.kv = sim_store_open(p),
                                    .watch_kv = sim_store_open(p),
                                    .confirm_kv = sim_store_open(p),
-                                   .pause = pause_for,
+                                   .pause = process_pause,
                                    .user = p};
         status = tdm__member_create_with(&options, &parts, &p->member, &p->err);
         if (status == TDM_ERR_EXISTS) sim_fail(s, "%s: %s", p->id, p->err.message);
@@ -54,38 +54,38 @@ static tdm_status create(process *p)
     return status;
 }
 
-static void touch(sim *s, int host_index)
+static void host_faulted(sim *s, int host_index)
 {
     s->hosts[host_index].faulted_s = s->now_s;
     s->last_fault_s = s->now_s;
 }
 
-/* Who has been in an epoch and is not in the one that counts leaves before the run's end, unless it could
- * not know. */
-static void check_fenced(process *p)
+/* A process that was in an epoch and is not in the current one must leave before the end of the
+ * run, unless it could not read the store. */
+static void process_check_fenced(process *p)
 {
     sim *s = p->s;
     double since_s = fmax(s->store.epoch_s, fmax(p->stop_s, p->no_store_s));
-    if (p->meetings == 0 || s->now_s - fmax(since_s, s->store.down_until_s) < LEAVE_S) return;
+    if (p->barriers == 0 || s->now_s - fmax(since_s, s->store.down_until_s) < LEAVE_S) return;
     const char *epoch = sim_store_get(s, PREFIX "epoch"), *left = strstr(epoch, "\"left\"");
     const char *me = strstr(epoch, p->id);
-    if (!me || me > left) sim_fail(s, "%s was fenced, and did not leave", p->id);
+    if (!me || me > left) sim_fail(s, "%s was fenced but did not leave", p->id);
 }
 
-static void end_process(process *p)
+static void process_finish(process *p)
 {
     sim *s = p->s;
     s->fenced += p->result.fenced;
     s->dismissed += p->result.dismissed;
-    sim_say(s, "ends: %s%s%s", p->status == TDM_OK ? "well" : p->err.message,
+    sim_log(s, "ends: %s%s%s", p->status == TDM_OK ? "success" : p->err.message,
             p->result.fenced ? ", fenced" : "", p->result.dismissed ? ", dismissed" : "");
     bool is_end = !p->result.fenced && !p->result.dismissed;
-    if (is_end) check_fenced(p);
+    if (is_end) process_check_fenced(p);
     if (p->result.dismissed)
-        touch(s, p->host); /* what this host has, it has taken out on request */
+        host_faulted(s, p->host); /* the state of this host may be lost, as requested */
     if (is_end && !s->has_verdict)
-        sim_fail(s, "%s has ended (%s), but the run has no verdict", p->id,
-                 p->status == TDM_OK ? "well" : p->err.message);
+        sim_fail(s, "%s has ended (%s), but the run has no result", p->id,
+                 p->status == TDM_OK ? "success" : p->err.message);
     if (p->result.fenced)
         sim_add_event(s, (event){.time_s = s->now_s + sim_between(s, 0.05, 1.0),
                                  .kind = EVENT_START,
@@ -93,19 +93,19 @@ static void end_process(process *p)
                                  .b = p->slot});
 }
 
-static void trainer(void *argument)
+static void trainer_main(void *argument)
 {
     process *p = argument;
     sim_sleep(p, sim_between(p->s, 1e-3, 0.1));
-    if (create(p) == TDM_OK) {
-        sim_begin(p, 1, watcher, p);
+    if (process_create(p) == TDM_OK) {
+        sim_begin(p, 1, watcher_main, p);
         sim_sleep(p, sim_between(p->s, 1e-3, 0.5)); /* loads its data */
         p->status = tdm_elastic_run(p->member, &sim_ops, p, &p->result, &p->err);
-        if (!p->is_dead) end_process(p);
+        if (!p->is_dead) process_finish(p);
         p->should_stop_watch = true;
         while (!p->watch_has_ended) {
             p->waits_for_watch = true;
-            p->s->list[2 * p->index].wake_s = NEVER; /* the watcher's end wakes it */
+            p->s->list[2 * p->index].wake_s = NEVER; /* the end of the watcher wakes it */
             tdm__fiber_leave(&p->s->fibers, 2 * p->index);
         }
     }
@@ -115,16 +115,16 @@ static void trainer(void *argument)
     sim_end(p, 0);
 }
 
-/* ---- agents ------------------------------------------------------------------------------------- */
+/* ---- agents ---------------------------------------------------------------------------------- */
 
-/* What an agent says of its host; a little later when the store is away. */
-static void tell_host(sim *s, int index)
+/* Writes the record of an agent, later if the store does not respond. */
+static void agent_report_host(sim *s, int index)
 {
     char key[TDM_KV_KEY_BYTES], value[100];
     int workers = 0, starting = 0;
     if (s->now_s < s->store.down_until_s) {
         sim_add_event(s, (event){.time_s = s->store.down_until_s + sim_between(s, 0, 1),
-                                 .kind = EVENT_TELL_HOST,
+                                 .kind = EVENT_REPORT_HOST,
                                  .a = index});
         return;
     }
@@ -140,11 +140,11 @@ static void tell_host(sim *s, int index)
     sim_store_put(s, key, value);
 }
 
-static void tell_host_soon(sim *s, int index)
+static void agent_report_host_soon(sim *s, int index)
 {
-    sim_add_event(
-        s,
-        (event){.time_s = s->now_s + sim_between(s, 0.01, 1), .kind = EVENT_TELL_HOST, .a = index});
+    sim_add_event(s, (event){.time_s = s->now_s + sim_between(s, 0.01, 1),
+                             .kind = EVENT_REPORT_HOST,
+                             .a = index});
 }
 
 process *sim_start(sim *s, int host_index, int slot)
@@ -156,22 +156,22 @@ process *sim_start(sim *s, int host_index, int slot)
     process *p = &s->processes[s->process_count];
     *p = (process){.s = s, .index = s->process_count++, .host = host_index, .slot = slot};
     snprintf(p->id, sizeof(p->id), "h%d.%d.%02d", host_index, slot, p->index);
-    sim_say(s, "agent starts %s", p->id);
-    sim_begin(p, 0, trainer, p);
-    tell_host(s, host_index);
+    sim_log(s, "agent starts %s", p->id);
+    sim_begin(p, 0, trainer_main, p);
+    agent_report_host(s, host_index);
     return p;
 }
 
-/* ---- faults ------------------------------------------------------------------------------------- */
+/* ---- faults ---------------------------------------------------------------------------------- */
 
-static void kill_quietly(process *p)
+static void process_kill(process *p)
 {
     sim *s = p->s;
     if (p->is_dead || p->has_ended) return;
     p->is_dead = true;
     p->died_s = s->now_s + (sim_chance(s, 0.2) ? sim_between(s, 0.5, 5) : sim_between(s, 0, 0.02));
     s->kills++;
-    s->last_fault_s = s->now_s; /* its host has all that it had */
+    s->last_fault_s = s->now_s; /* the memory of its host is not affected */
     sim_world_changed(s);
 }
 
@@ -179,26 +179,26 @@ void sim_kill(process *p)
 {
     sim *s = p->s;
     if (p->is_dead || p->has_ended) return;
-    kill_quietly(p);
+    process_kill(p);
     if (sim_chance(s, 0.85))
         sim_add_event(s, (event){.time_s = s->now_s + sim_between(s, 1e-3, 0.05),
-                                 .kind = EVENT_TELL_DEAD,
+                                 .kind = EVENT_REPORT_DEAD,
                                  .a = p->index});
     sim_add_event(s, (event){.time_s = s->now_s + sim_between(s, 0.02, 1.5),
                              .kind = EVENT_START,
                              .a = p->host,
                              .b = p->slot});
-    tell_host_soon(s, p->host);
+    agent_report_host_soon(s, p->host);
 }
 
-static void kill_host(sim *s, int index, double length_s)
+static void host_kill(sim *s, int index, double length_s)
 {
-    sim_say(s, "FAULT: host %d dies", index);
-    touch(s, index);
+    sim_log(s, "FAULT: host %d dies", index);
+    host_faulted(s, index);
     for (int i = 0; i < s->process_count; i++) {
         process *p = &s->processes[i];
         if (p->host != index || p->is_dead || p->has_ended) continue;
-        kill_quietly(p);
+        process_kill(p);
         sim_add_event(s, (event){.time_s = s->now_s + length_s + sim_between(s, 0, 1),
                                  .kind = EVENT_START,
                                  .a = index,
@@ -211,7 +211,7 @@ static void kill_host(sim *s, int index, double length_s)
         sim_add_event(s, (event){.time_s = s->now_s + gone_s, .kind = EVENT_HOST_GONE, .a = index});
 }
 
-static process *pick(sim *s, int number)
+static process *process_pick(sim *s, int number)
 {
     process *living[MAX_PROCESSES];
     int count = 0;
@@ -221,7 +221,7 @@ static process *pick(sim *s, int number)
     return count ? living[number % count] : NULL;
 }
 
-static void cut(sim *s, bool by_host)
+static void network_cut(sim *s, bool by_host)
 {
     int sides[MAX_HOSTS];
     for (int i = 0; i < MAX_HOSTS; i++) sides[i] = sim_below(s, 2);
@@ -229,18 +229,18 @@ static void cut(sim *s, bool by_host)
     for (int i = 0; i < s->process_count; i++) {
         process *p = &s->processes[i];
         p->side = by_host ? sides[p->host] : sim_below(s, 2);
-        touch(s, p->host);
+        host_faulted(s, p->host);
     }
 }
 
-static void heal(sim *s)
+static void network_heal(sim *s)
 {
     for (int i = 0; i < s->process_count; i++) s->processes[i].side = 0;
-    for (int i = 0; i < s->host_count; i++) touch(s, i);
+    for (int i = 0; i < s->host_count; i++) host_faulted(s, i);
     sim_world_changed(s);
 }
 
-static void tell_dead(sim *s, const event *e)
+static void agent_report_dead(sim *s, const event *e)
 {
     char key[TDM_KV_KEY_BYTES], value[100];
     if (s->now_s < s->store.down_until_s) {
@@ -254,16 +254,16 @@ static void tell_dead(sim *s, const event *e)
     sim_store_put(s, key, value);
 }
 
-/* What befalls one process. */
-static void befall(sim *s, const event *e)
+/* A fault of one process. */
+static void process_fault(sim *s, const event *e)
 {
-    process *p = pick(s, e->a);
+    process *p = process_pick(s, e->a);
     char key[TDM_KV_KEY_BYTES];
     if (!p) return;
-    sim_say(s, "FAULT: %d for %s, %.2f s", (int)e->kind, p->id, e->length_s);
+    sim_log(s, "FAULT: %d for %s, %.2f s", (int)e->kind, p->id, e->length_s);
     bool is_kill = e->kind == EVENT_KILL || e->kind == EVENT_KILL_AT_OP ||
                    e->kind == EVENT_KILL_IN_WRITE;
-    if (e->kind != EVENT_LEAVE && !is_kill) touch(s, p->host);
+    if (e->kind != EVENT_LEAVE && !is_kill) host_faulted(s, p->host);
     switch (e->kind) {
     case EVENT_KILL: sim_kill(p); break;
     case EVENT_KILL_AT_OP: p->op_fuse = 1 + e->b; break;
@@ -282,41 +282,41 @@ static void befall(sim *s, const event *e)
     }
 }
 
-void sim_happen(sim *s, const event *e)
+void sim_execute(sim *s, const event *e)
 {
     if (s->has_verdict && e->kind != EVENT_HEAL) return;
     s->last_fault_s = fmax(s->last_fault_s, s->now_s);
     switch (e->kind) {
     case EVENT_START: sim_start(s, e->a, e->b); break;
-    case EVENT_TELL_DEAD: tell_dead(s, e); break;
-    case EVENT_TELL_HOST: tell_host(s, e->a); break;
+    case EVENT_REPORT_DEAD: agent_report_dead(s, e); break;
+    case EVENT_REPORT_HOST: agent_report_host(s, e->a); break;
     case EVENT_HOST_GONE: {
         char key[TDM_KV_KEY_BYTES];
         snprintf(key, sizeof(key), PREFIX "hosts/h%d", e->a);
         sim_store_put(s, key, NULL);
         break;
     }
-    case EVENT_KILL_HOST: kill_host(s, e->a % s->host_count, e->length_s); break;
-    case EVENT_CUT:
-        cut(s, e->a % 2 == 0);
-        sim_say(s, "FAULT: the network is cut%s", s->resets ? ", with resets" : "");
+    case EVENT_KILL_HOST: host_kill(s, e->a % s->host_count, e->length_s); break;
+    case EVENT_PARTITION:
+        network_cut(s, e->a % 2 == 0);
+        sim_log(s, "FAULT: network partition%s", s->resets ? ", with resets" : "");
         sim_add_event(s, (event){.time_s = s->now_s + e->length_s, .kind = EVENT_HEAL});
         break;
     case EVENT_HEAL:
-        sim_say(s, "the network is whole again");
-        heal(s);
+        sim_log(s, "the network partition has healed");
+        network_heal(s);
         break;
     case EVENT_STORE_DOWN:
-        sim_say(s, "FAULT: no store for %.2f s", e->length_s);
+        sim_log(s, "FAULT: the store does not respond for %.2f s", e->length_s);
         s->store.down_until_s = s->now_s + e->length_s;
-        for (int i = 0; i < s->host_count; i++) touch(s, i);
+        for (int i = 0; i < s->host_count; i++) host_faulted(s, i);
         break;
     case EVENT_JOIN: sim_start(s, e->a % s->host_count, 10 + e->b % 10); break;
-    case EVENT_STOP_WISH:
+    case EVENT_STOP_REQUEST:
         s->is_stopped = true;
         sim_store_put(s, PREFIX "wishes/stop", "{}");
         break;
-    default: befall(s, e); break;
+    default: process_fault(s, e); break;
     }
 }
 
@@ -325,12 +325,12 @@ void sim_draw_faults(sim *s)
     static const event_kind kinds[] = {
         EVENT_KILL,       EVENT_KILL,          EVENT_KILL_AT_OP, EVENT_KILL_AT_OP,
         EVENT_KILL_AT_OP, EVENT_KILL_IN_WRITE, EVENT_STOP,       EVENT_STOP,
-        EVENT_SLOW,       EVENT_KILL_HOST,     EVENT_CUT,        EVENT_CUT_STORE,
+        EVENT_SLOW,       EVENT_KILL_HOST,     EVENT_PARTITION,  EVENT_CUT_STORE,
         EVENT_STORE_DOWN, EVENT_JOIN,          EVENT_JOIN,       EVENT_LEAVE,
     };
     int count = sim_below(s, 8);
     double crowd_s = sim_chance(s, 0.3) ? sim_between(s, 0, 3)
-                                        : -1; /* all at about the same time */
+                                        : -1; /* all at nearly the same time */
     for (int i = 0; i < count; i++) {
         event e = {
             .kind = kinds[sim_below(s, (int)(sizeof(kinds) / sizeof(kinds[0])))],
@@ -342,5 +342,5 @@ void sim_draw_faults(sim *s)
         sim_add_event(s, e);
     }
     if (sim_chance(s, 0.05))
-        sim_add_event(s, (event){.kind = EVENT_STOP_WISH, .time_s = sim_between(s, 0, 4)});
+        sim_add_event(s, (event){.kind = EVENT_STOP_REQUEST, .time_s = sim_between(s, 0, 4)});
 }

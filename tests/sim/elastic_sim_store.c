@@ -1,11 +1,11 @@
 /*
- * elastic_sim_store.c: the store of a simulated schedule: correct as long as it answers, and slow, silent or
- * late when the schedule says so.
+ * elastic_sim_store.c: the store of a simulated schedule. Its responses are correct; they are slow,
+ * late or missing as the schedule demands.
  *
- * A call travels, has its effect, and travels back; its process may be killed, stopped or cut off in
- * between. A call that finds no store fails after a while, and half of those had their effect nevertheless.
- * Removed keys stay in the table without a value, so that a wait sees their removal. Each change of "epoch"
- * is checked: its number is the last one's successor, whoever put it.
+ * A call has a latency before and after its effect; its process may be killed, stopped or
+ * disconnected at both times. A call that cannot reach the store fails after a while; half of these
+ * calls have taken effect. Removed keys stay in the table without a value, so that a wait notices
+ * their removal. Each change of "epoch" is checked: its number must follow the previous one.
  */
 #include "elastic_sim.h"
 
@@ -19,22 +19,22 @@ typedef struct handle {
     process *p;
 } handle;
 
-typedef enum fate {
+typedef enum outcome {
     ANSWERED,
-    UNHEARD, /* no effect, and no answer */
-    UNSEEN   /* had its effect, but no answer came */
-} fate;
+    NOT_RECEIVED, /* no effect and no response */
+    NO_RESPONSE   /* the call took effect, but there is no response */
+} outcome;
 
-#define TIMEOUT_S 1.5
+#define TIMEOUT_S 1.5 /* of a call */
 
 static process *process_of(tdm_kv *kv)
 {
     return ((handle *)kv)->p;
 }
 
-/* ---- the table ---------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
-static int place_of(const store *t, const char *key, bool *is_there)
+static int store_find(const store *t, const char *key, bool *is_there)
 {
     int low = 0, high = t->count;
     while (low < high) {
@@ -53,25 +53,25 @@ static int place_of(const store *t, const char *key, bool *is_there)
     return low;
 }
 
-static bool begins(const char *key, const char *prefix)
+static bool key_begins(const char *key, const char *prefix)
 {
     return strncmp(key, prefix, strlen(prefix)) == 0;
 }
 
-static void wake(sim *s, const char *key)
+static void watchers_wake(sim *s, const char *key)
 {
     for (int i = 0; i < 2 * s->process_count; i++) {
         fiber *f = &s->list[i];
-        if (!f->watched || !begins(key, f->watched)) continue;
+        if (!f->watched || !key_begins(key, f->watched)) continue;
         f->wake_s = fmin(f->wake_s, s->now_s + sim_between(s, 1e-5, 1e-3));
     }
 }
 
-static void check_epoch(sim *s, const char *value)
+static void epoch_check(sim *s, const char *value)
 {
     unsigned number = 0;
     if (!value || sscanf(value, "{\"number\":%u,", &number) != 1)
-        sim_fail(s, "the epoch was removed, or is none: %s", value ? value : "");
+        sim_fail(s, "the epoch was removed or is invalid: %s", value ? value : "");
     else if (number != s->store.epoch + 1)
         sim_fail(s, "epoch %u follows epoch %u", number, s->store.epoch);
     s->store.epoch = number;
@@ -79,11 +79,11 @@ static void check_epoch(sim *s, const char *value)
     s->epochs++;
 }
 
-static void set(sim *s, const char *key, const char *value, uint64_t lease_id)
+static void store_set(sim *s, const char *key, const char *value, uint64_t lease_id)
 {
     store *t = &s->store;
     bool is_there = false;
-    int at = place_of(t, key, &is_there);
+    int at = store_find(t, key, &is_there);
     if (!is_there) {
         if (t->count == t->capacity) {
             t->capacity = t->capacity ? 2 * t->capacity : 64;
@@ -99,24 +99,24 @@ static void set(sim *s, const char *key, const char *value, uint64_t lease_id)
     e->value = value ? strdup(value) : NULL;
     e->revision = ++t->revision;
     e->lease = lease_id;
-    if (strcmp(key, PREFIX "epoch") == 0) check_epoch(s, value);
+    if (strcmp(key, PREFIX "epoch") == 0) epoch_check(s, value);
     if (strcmp(key, PREFIX "verdict") == 0 && value) {
         s->has_verdict = true;
         s->verdict = (tdm_status)strtol(strchr(value, ':') + 1, NULL, 10);
     }
-    sim_say(s, "      %s %s %s", value ? "put" : "removed", key, value ? value : "");
-    wake(s, key);
+    sim_log(s, "      %s %s %s", value ? "put" : "removed", key, value ? value : "");
+    watchers_wake(s, key);
 }
 
 void sim_store_put(sim *s, const char *key, const char *value)
 {
-    set(s, key, value, 0);
+    store_set(s, key, value, 0);
 }
 
 const char *sim_store_get(sim *s, const char *key)
 {
     bool is_there = false;
-    int at = place_of(&s->store, key, &is_there);
+    int at = store_find(&s->store, key, &is_there);
     return is_there ? s->store.entries[at].value : NULL;
 }
 
@@ -126,27 +126,27 @@ void sim_store_release(sim *s)
     free(s->store.entries);
 }
 
-static int lease_at(const store *t, uint64_t id)
+static int lease_find(const store *t, uint64_t id)
 {
     for (int i = 0; i < t->lease_count; i++)
         if (t->leases[i].id == id) return i;
     return -1;
 }
 
-static void end_lease(sim *s, int index)
+static void lease_end(sim *s, int index)
 {
     uint64_t id = s->store.leases[index].id;
     s->store.leases[index] = s->store.leases[--s->store.lease_count];
     for (int i = 0; i < s->store.count; i++) {
         entry *e = &s->store.entries[i];
-        if (e->value && e->lease == id) set(s, e->key, NULL, 0);
+        if (e->value && e->lease == id) store_set(s, e->key, NULL, 0);
     }
 }
 
 void sim_store_expire(sim *s)
 {
     for (int i = s->store.lease_count - 1; i >= 0; i--)
-        if (i < s->store.lease_count && s->store.leases[i].end_s <= s->now_s) end_lease(s, i);
+        if (i < s->store.lease_count && s->store.leases[i].end_s <= s->now_s) lease_end(s, i);
 }
 
 double sim_store_next_s(sim *s)
@@ -157,189 +157,190 @@ double sim_store_next_s(sim *s)
     return first_s;
 }
 
-/* ---- a call's way ------------------------------------------------------------------------------- */
+/* ---- latency and faults of a call ------------------------------------------------------------ */
 
-static double latency_s(sim *s)
+static double call_latency_s(sim *s)
 {
     return sim_chance(s, 0.02) ? sim_between(s, 0.005, 0.08) : sim_between(s, 2e-5, 1e-3);
 }
 
-static bool is_out_of_reach(const process *p)
+static bool process_is_cut_off(const process *p)
 {
     return p->s->now_s < p->no_store_s || p->s->now_s < p->s->store.down_until_s;
 }
 
-static void burn(process *p)
+static void process_count_call(process *p)
 {
     if (p->op_fuse == 0 || --p->op_fuse > 0) return;
-    sim_say(p->s, "      is killed at a call to the store");
+    sim_log(p->s, "      is killed at a call to the store");
     sim_kill(p);
 }
 
-/* To the store. */
-static fate go(tdm_kv *kv)
+/* The way to the store: the call may take effect unless the result is NOT_RECEIVED. */
+static outcome call_send(tdm_kv *kv)
 {
     process *p = process_of(kv);
-    sim_sleep(p, latency_s(p->s));
-    burn(p);
-    if (p->is_dead) return UNHEARD;
-    if (!is_out_of_reach(p)) return ANSWERED;
-    return sim_chance(p->s, 0.5) ? UNSEEN : UNHEARD;
+    sim_sleep(p, call_latency_s(p->s));
+    process_count_call(p);
+    if (p->is_dead) return NOT_RECEIVED;
+    if (!process_is_cut_off(p)) return ANSWERED;
+    return sim_chance(p->s, 0.5) ? NO_RESPONSE : NOT_RECEIVED;
 }
 
-/* And back. */
-static tdm_status come_back(tdm_kv *kv, fate f, tdm_status status, tdm_error *err)
+/* The way back. */
+static tdm_status call_return(tdm_kv *kv, outcome o, tdm_status status, tdm_error *err)
 {
     process *p = process_of(kv);
-    if (f == ANSWERED && sim_chance(p->s, 0.5)) sim_sleep(p, latency_s(p->s));
+    if (o == ANSWERED && sim_chance(p->s, 0.5)) sim_sleep(p, call_latency_s(p->s));
     if (p->is_dead) return tdm_fail(err, TDM_ERR_IO, "this process is dead");
-    if (f == ANSWERED) return status;
-    bool is_refused = f == UNHEARD && sim_chance(p->s, 0.5);
+    if (o == ANSWERED) return status;
+    bool is_refused = o == NOT_RECEIVED && sim_chance(p->s, 0.5);
     sim_sleep(p, is_refused ? 1e-3 : TIMEOUT_S);
     if (is_refused) return tdm_fail(err, TDM_ERR_IO, "no connection to the store");
-    return tdm_fail(err, TDM_ERR_TIMEOUT, "the store did not answer");
+    return tdm_fail(err, TDM_ERR_TIMEOUT, "the store did not respond");
 }
 
-/* ---- calls -------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
-static void close_store(tdm_kv *kv)
+static void store_close(tdm_kv *kv)
 {
     free(kv);
 }
 
-static double now(const tdm_kv *kv)
+static double store_now(const tdm_kv *kv)
 {
     const process *p = ((const handle *)kv)->p;
     return p->is_dead ? 1e9 : p->s->now_s;
 }
 
-static tdm_status list(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_kv_item **out,
-                       size_t *out_count, uint64_t *revision, tdm_error *err)
+static tdm_status store_list(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_kv_item **out,
+                             size_t *out_count, uint64_t *revision, tdm_error *err)
 {
-    fate f = go(kv);
+    outcome o = call_send(kv);
     store *t = &process_of(kv)->s->store;
     tdm_kv_item *items = tdm_arena_array(arena, (size_t)t->count + 1, sizeof(*items));
     size_t count = 0;
-    for (int i = 0; f == ANSWERED && i < t->count; i++) {
+    for (int i = 0; o == ANSWERED && i < t->count; i++) {
         const entry *e = &t->entries[i];
-        if (!e->value || !begins(e->key, prefix)) continue;
+        if (!e->value || !key_begins(e->key, prefix)) continue;
         items[count++] = (tdm_kv_item){.key = tdm_arena_strdup(arena, e->key),
                                        .value = tdm_arena_strdup(arena, e->value),
                                        .revision = e->revision,
                                        .lease = e->lease};
     }
     uint64_t at = t->revision;
-    TDM_TRY(come_back(kv, f, TDM_OK, err));
+    TDM_TRY(call_return(kv, o, TDM_OK, err));
     *out = items;
     *out_count = count;
     *revision = at;
     return TDM_OK;
 }
 
-static tdm_status get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
-                      tdm_error *err)
+static tdm_status store_get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
+                            tdm_error *err)
 {
     tdm_kv_item *items = NULL;
     size_t count = 0;
     uint64_t revision = 0;
-    TDM_TRY(list(kv, key, arena, &items, &count, &revision, err));
+    TDM_TRY(store_list(kv, key, arena, &items, &count, &revision, err));
     if (count == 0 || strcmp(items[0].key, key) != 0)
-        return tdm_fail(err, TDM_ERR_NOT_FOUND, "there is no %s", key);
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s does not exist", key);
     *out = items[0];
     return TDM_OK;
 }
 
-static tdm_status swap(tdm_kv *kv, const char *key, uint64_t expected, const char *value,
-                       uint64_t lease_id, uint64_t *out_revision, tdm_error *err)
+static tdm_status store_swap(tdm_kv *kv, const char *key, uint64_t expected, const char *value,
+                             uint64_t lease_id, uint64_t *out_revision, tdm_error *err)
 {
-    fate f = go(kv);
+    outcome o = call_send(kv);
     sim *s = process_of(kv)->s;
     tdm_status status = TDM_OK;
-    if (f != UNHEARD) {
+    if (o != NOT_RECEIVED) {
         bool is_there = false;
-        int at = place_of(&s->store, key, &is_there);
+        int at = store_find(&s->store, key, &is_there);
         uint64_t revision = is_there && s->store.entries[at].value ? s->store.entries[at].revision
                                                                    : 0;
         if (expected != UINT64_MAX && revision != expected)
             status = TDM_ERR_EXISTS;
-        else if (lease_id != 0 && lease_at(&s->store, lease_id) < 0)
+        else if (lease_id != 0 && lease_find(&s->store, lease_id) < 0)
             status = TDM_ERR_NOT_FOUND;
         else
-            set(s, key, value, lease_id);
+            store_set(s, key, value, lease_id);
         if (status == TDM_OK) *out_revision = s->store.revision;
     }
-    if (status != TDM_OK) tdm_fail(err, status, "%s was not put", key);
-    return come_back(kv, f, status, err);
+    if (status != TDM_OK) tdm_fail(err, status, "%s was not written", key);
+    return call_return(kv, o, status, err);
 }
 
-static tdm_status put(tdm_kv *kv, const char *key, const char *value, uint64_t lease_id,
-                      tdm_error *err)
+static tdm_status store_put(tdm_kv *kv, const char *key, const char *value, uint64_t lease_id,
+                            tdm_error *err)
 {
     uint64_t revision = 0;
-    return swap(kv, key, UINT64_MAX, value, lease_id, &revision, err);
+    return store_swap(kv, key, UINT64_MAX, value, lease_id, &revision, err);
 }
 
-static tdm_status remove_keys(tdm_kv *kv, const char *prefix, tdm_error *err)
+static tdm_status store_remove(tdm_kv *kv, const char *prefix, tdm_error *err)
 {
-    fate f = go(kv);
+    outcome o = call_send(kv);
     sim *s = process_of(kv)->s;
-    for (int i = 0; f != UNHEARD && i < s->store.count; i++)
-        if (s->store.entries[i].value && begins(s->store.entries[i].key, prefix))
-            set(s, s->store.entries[i].key, NULL, 0);
-    return come_back(kv, f, TDM_OK, err);
+    for (int i = 0; o != NOT_RECEIVED && i < s->store.count; i++)
+        if (s->store.entries[i].value && key_begins(s->store.entries[i].key, prefix))
+            store_set(s, s->store.entries[i].key, NULL, 0);
+    return call_return(kv, o, TDM_OK, err);
 }
 
-static tdm_status grant(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *err)
+static tdm_status store_lease(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *err)
 {
-    fate f = go(kv);
+    outcome o = call_send(kv);
     sim *s = process_of(kv)->s;
-    if (f != UNHEARD && s->store.lease_count < MAX_LEASES) {
+    if (o != NOT_RECEIVED && s->store.lease_count < MAX_LEASES) {
         *out = ++s->store.last_lease;
         s->store.leases[s->store.lease_count++] = (lease){
             .id = *out, .length_s = seconds, .end_s = s->now_s + seconds};
     }
-    return come_back(kv, f, TDM_OK, err);
+    return call_return(kv, o, TDM_OK, err);
 }
 
-static tdm_status keep(tdm_kv *kv, uint64_t id, tdm_error *err)
+static tdm_status store_keep(tdm_kv *kv, uint64_t id, tdm_error *err)
 {
-    fate f = go(kv);
+    outcome o = call_send(kv);
     sim *s = process_of(kv)->s;
     tdm_status status = TDM_OK;
-    if (f != UNHEARD) {
-        int at = lease_at(&s->store, id);
+    if (o != NOT_RECEIVED) {
+        int at = lease_find(&s->store, id);
         if (at < 0)
             status = tdm_fail(err, TDM_ERR_NOT_FOUND, "the lease has ended");
         else
             s->store.leases[at].end_s = s->now_s + s->store.leases[at].length_s;
     }
-    return come_back(kv, f, status, err);
+    return call_return(kv, o, status, err);
 }
 
-static tdm_status release(tdm_kv *kv, uint64_t id, tdm_error *err)
+static tdm_status store_release(tdm_kv *kv, uint64_t id, tdm_error *err)
 {
-    fate f = go(kv);
+    outcome o = call_send(kv);
     sim *s = process_of(kv)->s;
-    if (f != UNHEARD && lease_at(&s->store, id) >= 0) end_lease(s, lease_at(&s->store, id));
-    return come_back(kv, f, TDM_OK, err);
+    if (o != NOT_RECEIVED && lease_find(&s->store, id) >= 0)
+        lease_end(s, lease_find(&s->store, id));
+    return call_return(kv, o, TDM_OK, err);
 }
 
 static uint64_t last_change(const store *t, const char *prefix)
 {
     uint64_t last = 0;
     for (int i = 0; i < t->count; i++)
-        if (t->entries[i].revision > last && begins(t->entries[i].key, prefix))
+        if (t->entries[i].revision > last && key_begins(t->entries[i].key, prefix))
             last = t->entries[i].revision;
     return last;
 }
 
-static tdm_status wait(tdm_kv *kv, const char *prefix, uint64_t revision, double seconds,
-                       uint64_t *out, tdm_error *err)
+static tdm_status store_wait(tdm_kv *kv, const char *prefix, uint64_t revision, double seconds,
+                             uint64_t *out, tdm_error *err)
 {
     process *p = process_of(kv);
     sim *s = p->s;
     double until_s = s->now_s + seconds;
-    if (is_out_of_reach(p)) {
+    if (process_is_cut_off(p)) {
         sim_sleep(p, fmin(seconds, 0.01));
         return tdm_fail(err, TDM_ERR_IO, "no connection to the store");
     }
@@ -355,18 +356,18 @@ static tdm_status wait(tdm_kv *kv, const char *prefix, uint64_t revision, double
 }
 
 static const tdm__kv_ops ops = {.name = "sim",
-                                .about = "a simulated one",
-                                .close = close_store,
-                                .now = now,
-                                .get = get,
-                                .list = list,
-                                .put = put,
-                                .swap = swap,
-                                .remove = remove_keys,
-                                .lease = grant,
-                                .keep = keep,
-                                .release = release,
-                                .wait = wait};
+                                .about = "simulated",
+                                .close = store_close,
+                                .now = store_now,
+                                .get = store_get,
+                                .list = store_list,
+                                .put = store_put,
+                                .swap = store_swap,
+                                .remove = store_remove,
+                                .lease = store_lease,
+                                .keep = store_keep,
+                                .release = store_release,
+                                .wait = store_wait};
 
 tdm_kv *sim_store_open(process *p)
 {

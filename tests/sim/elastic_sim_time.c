@@ -1,9 +1,9 @@
 /*
  * elastic_sim_time.c: virtual time, coroutines, and random numbers of a simulated schedule.
  *
- * The scheduler always runs what is due first: a coroutine, an event of the schedule, or the end of a
- * lease. Of coroutines that are due at the same time, the seed has made the order: every wait is drawn with
- * some jitter. A coroutine of a process that is stopped is due when the process goes on.
+ * The scheduler always runs what is due first: a coroutine, an event of the schedule, or the end of
+ * a lease. Every wait has some jitter, so the seed determines the order of coroutines that are due
+ * at nearly the same time. A coroutine of a stopped process is due when the process continues.
  */
 #include "elastic_sim.h"
 
@@ -37,20 +37,20 @@ bool sim_chance(sim *s, double probability)
     return sim_between(s, 0, 1) < probability;
 }
 
-static void say(sim *s, const char *mark, const char *fmt, va_list args)
+static void log_line(sim *s, const char *fmt, va_list args)
 {
     char text[600];
     vsnprintf(text, sizeof(text), fmt, args);
-    const char *who = s->current >= 0 ? s->list[s->current].p->id : "-";
-    printf("%10.4f %-8s %s%s\n", s->now_s, who, mark, text);
+    const char *name = s->current >= 0 ? s->list[s->current].p->id : "-";
+    printf("%10.4f %-8s %s\n", s->now_s, name, text);
 }
 
-void sim_say(sim *s, const char *fmt, ...)
+void sim_log(sim *s, const char *fmt, ...)
 {
     if (!s->is_loud) return;
     va_list args;
     va_start(args, fmt);
-    say(s, "", fmt, args);
+    log_line(s, fmt, args);
     va_end(args);
 }
 
@@ -60,7 +60,7 @@ void sim_fail(sim *s, const char *fmt, ...)
     va_start(args, fmt);
     if (!s->failure[0]) vsnprintf(s->failure, sizeof(s->failure), fmt, args);
     va_end(args);
-    if (s->is_loud) printf("%10.4f WRONG: %s\n", s->now_s, s->failure);
+    if (s->is_loud) printf("%10.4f FAILED: %s\n", s->now_s, s->failure);
 }
 
 tdm_status sim_time_init(sim *s)
@@ -89,7 +89,7 @@ void sim_end(process *p, int which)
     tdm__fiber_end(&p->s->fibers, index);
 }
 
-static void give_way(sim *s, double until_s)
+static void fiber_yield(sim *s, double until_s)
 {
     int index = s->current;
     s->list[index].wake_s = until_s;
@@ -98,7 +98,7 @@ static void give_way(sim *s, double until_s)
 
 void sim_sleep(process *p, double seconds)
 {
-    if (!p->is_dead) give_way(p->s, p->s->now_s + seconds);
+    if (!p->is_dead) fiber_yield(p->s, p->s->now_s + seconds);
 }
 
 void sim_wait_for_world(process *p, double seconds)
@@ -106,7 +106,7 @@ void sim_wait_for_world(process *p, double seconds)
     if (p->is_dead) return;
     fiber *f = &p->s->list[p->s->current];
     f->waits_for_world = true;
-    give_way(p->s, p->s->now_s + seconds);
+    fiber_yield(p->s, p->s->now_s + seconds);
     f->waits_for_world = false;
 }
 
@@ -127,19 +127,19 @@ void sim_add_event(sim *s, event e)
         sim_fail(s, "too many events for one schedule");
 }
 
-static double due_s(const sim *s, const fiber *f)
+static double fiber_due_s(const sim *s, const fiber *f)
 {
     if (f->wake_s >= NEVER) return NEVER;
     if (f->p->is_dead) return s->now_s;
     return fmax(f->wake_s, f->p->stop_s);
 }
 
-static void run_event(sim *s, int index)
+static void event_run(sim *s, int index)
 {
     event e = s->events[index];
     s->events[index] = s->events[--s->event_count];
     s->now_s = fmax(s->now_s, e.time_s);
-    sim_happen(s, &e);
+    sim_execute(s, &e);
 }
 
 void sim_loop(sim *s, double max_s)
@@ -148,7 +148,7 @@ void sim_loop(sim *s, double max_s)
         double first_s = NEVER;
         int fiber_index = -1, event_index = -1;
         for (int i = 0; i < 2 * s->process_count; i++) {
-            double at_s = due_s(s, &s->list[i]);
+            double at_s = fiber_due_s(s, &s->list[i]);
             if (at_s < first_s) {
                 first_s = at_s;
                 fiber_index = i;
@@ -163,14 +163,14 @@ void sim_loop(sim *s, double max_s)
         }
         double lease_s = sim_store_next_s(s);
         if (fmin(first_s, lease_s) >= NEVER) {
-            sim_fail(s, "nobody is left, and the run has not ended");
+            sim_fail(s, "no process is left, but the run has not ended");
         } else if (fmin(first_s, lease_s) > max_s) {
             sim_fail(s, "the run has not ended after %.0f s", max_s);
         } else if (lease_s <= first_s) {
             s->now_s = fmax(s->now_s, lease_s);
             sim_store_expire(s);
         } else if (event_index >= 0) {
-            run_event(s, event_index);
+            event_run(s, event_index);
         } else {
             s->now_s = fmax(s->now_s, first_s);
             s->current = fiber_index;

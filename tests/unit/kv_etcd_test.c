@@ -1,10 +1,11 @@
 /*
- * kv_etcd_test.c: the store etcd with servers that do not behave like etcd: silent, invalid, endless.
+ * kv_etcd_test.c: the store etcd with servers that do not behave like etcd: silent, invalid,
+ * endless.
  *
- * Small servers in threads, on ports of the loopback device, respond to each request in one way. Every
- * call must fail in time with a message. If another server responds, the call must find it. A
- * compare-and-swap that may have been executed must never be sent again. Tests with real etcd servers
- * are in tests/cluster/etcd_test.sh. Without libcurl, only the error message is tested.
+ * Small servers in threads, on ports of the loopback device, respond to each request in one way.
+ * Every call must fail in time with a message. If another server responds, the call must find it. A
+ * compare-and-swap that may have been executed must never be sent again. Tests with real etcd
+ * servers are in tests/cluster/etcd_test.sh. Without libcurl, only the error message is tested.
  */
 #include "base/base.h"
 #include "check.h"
@@ -172,7 +173,7 @@ static void stop_server(server *s)
     close(s->listener);
 }
 
-/* ---- the tests --------------------------------------------------------------------------------- */
+/* ---- the tests ------------------------------------------------------------------------------- */
 
 static tdm_kv *kv_open(const char *url, double timeout_s)
 {
@@ -332,7 +333,8 @@ static void the_next_server_is_tried(void)
         tdm_arena_destroy(arena);
         stop_server(&bad);
     }
-    /* A swap whose result is uncertain was not sent again; one that cannot have been executed was. */
+    /* A swap whose result is uncertain was not sent again; one that cannot have been executed
+     * was. */
     CHECK_INT(atomic_load(&good.swaps), swapped);
     printf("     %d of %d swaps done, the others uncertain\n", swapped, tried);
     stop_server(&good);

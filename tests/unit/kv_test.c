@@ -2,9 +2,10 @@
  * kv_test.c: the local store, used by processes that are killed with signals.
  *
  * First the exercise that all stores must pass. Then the failures of a file that processes share:
- * SIGKILL at any instruction (hundreds of times, while other processes use the store), SIGSTOP while
- * holding the lock, and a file that is full, damaged, removed, from before a reboot, or of another
- * user. Some tests change the file directly (kv_local.h), to create states that would take years.
+ * SIGKILL at any instruction (hundreds of times, while other processes use the store), SIGSTOP
+ * while holding the lock, and a file that is full, damaged, removed, from before a reboot, or of
+ * another user. Some tests change the file directly (kv_local.h), to create states that would take
+ * years.
  */
 #include "kv/kv_local.h"
 
@@ -71,7 +72,7 @@ static void stores_are_listed(void)
     FAILS(tdm_kv_open(&nowhere, &kv, &err), TDM_ERR_NOT_FOUND);
 }
 
-/* ---- the file --------------------------------------------------------------------------------- */
+/* ---- the file -------------------------------------------------------------------------------- */
 
 static void file_must_be_private(void)
 {
@@ -232,7 +233,8 @@ static void waits_ignore_other_keys(void)
     end();
 }
 
-/* A process that waits for the removal of a key is woken even if the log with the removal is gone. */
+/* A process that waits for the removal of a key is woken even if the log with the removal is
+ * gone. */
 static void forgotten_removals_end_waits(void)
 {
     begin();
@@ -306,7 +308,7 @@ static void full_stores_fail_and_recover(void)
     end();
 }
 
-/* ---- processes that stop while they hold the lock --------------------------------------------- */
+/* ---- processes that stop while they hold the lock -------------------------------------------- */
 
 static pid_t start_holder(bool stop)
 {
@@ -442,7 +444,7 @@ static void dead_and_stopped_holders_are_replaced(void)
     end();
 }
 
-/* ---- kills at given instructions -------------------------------------------------------------- */
+/* ---- kills at given instructions ------------------------------------------------------------- */
 
 /* The change during which a process is killed. PUT_REWRITE moves the log to the other area. */
 typedef enum change { RELEASE, REMOVE, PUT, PUT_REWRITE, CHANGE_COUNT } change;
@@ -458,8 +460,8 @@ static void change_execute(tdm_kv *kv, change c, uint64_t lease)
 }
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
-/* With the trap flag, the CPU raises SIGTRAP after each instruction. The process counts them and kills
- * itself. */
+/* With the trap flag, the CPU raises SIGTRAP after each instruction. The process counts them and
+ * kills itself. */
 static volatile long stepped, max_step;
 
 static void count_step(int signal)
@@ -564,7 +566,7 @@ static void kills_at_instructions(void)
     end();
 }
 
-/* ---- kills at random times -------------------------------------------------------------------- */
+/* ---- kills at random times ------------------------------------------------------------------- */
 
 enum { WORKERS = 3 };
 

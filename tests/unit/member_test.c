@@ -1,9 +1,9 @@
 /*
- * member_test.c: the parts of members and epochs that decide without a store, what the store may say that
- * nobody should have put there, and real processes, really killed, over the local store.
+ * member_test.c: single rules of members and epochs, invalid values in the store, and processes
+ * that are killed or stopped while they use the local store.
  *
- * Schedules of everything that can go wrong are the simulator's (tests/sim); this is about single rules,
- * and about the thread and the clock that the simulator replaces.
+ * The simulator (tests/sim) covers combinations of failures. This test also covers the thread and
+ * the clock, which the simulator replaces.
  */
 #include "check.h"
 #include "membership/member.h"
@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static void nap(void)
+static void sleep_1ms(void)
 {
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
@@ -50,9 +50,9 @@ static tdm_kv *open_store(void)
     return kv;
 }
 
-/* ---- signs of life ------------------------------------------------------------------------------ */
+/* ---- heartbeats ------------------------------------------------------------------------------ */
 
-static void the_lease_follows_the_pulse(void)
+static void the_lease_follows_the_heartbeats(void)
 {
     tdm__heartbeat_stats heartbeats;
     tdm__heartbeat_init(&heartbeats, 0);
@@ -73,135 +73,137 @@ static void the_lease_follows_the_pulse(void)
     CHECK_NEAR(tdm__heartbeat_lease_s(&heartbeats), 7, 0);
 }
 
-/* ---- who reaches whom --------------------------------------------------------------------------- */
+/* ---- members that reach each other ---------------------------------------------------- */
 
-enum { CROWD = 64 };
-static char names[CROWD][8];
-static tdm__view_member crowd[CROWD];
-static tdm__view_member *crowd_list[CROWD];
-static const char *lost_lists[CROWD][CROWD];
+enum { MAX_MEMBERS = 64 };
+static char names[MAX_MEMBERS][8];
+static tdm__view_member group[MAX_MEMBERS];
+static tdm__view_member *group_list[MAX_MEMBERS];
+static const char *lost_lists[MAX_MEMBERS][MAX_MEMBERS];
 
-static void gather(int count)
+static void group_create(int count)
 {
     for (int i = 0; i < count; i++) {
         snprintf(names[i], sizeof(names[i]), "m%d", i);
-        crowd[i] = (tdm__view_member){
+        group[i] = (tdm__view_member){
             .id = names[i], .host = "h", .has_state = true, .lost = lost_lists[i]};
-        crowd_list[i] = &crowd[i];
+        group_list[i] = &group[i];
     }
 }
 
-static void lose(int a, int b)
+static void member_lose(int a, int b)
 {
-    crowd[a].lost[crowd[a].lost_count++] = names[b];
+    group[a].lost[group[a].lost_count++] = names[b];
 }
 
-static uint64_t reach(int count)
+static uint64_t members_kept(int count)
 {
-    bool keep[CROWD];
+    bool keep[MAX_MEMBERS];
     uint64_t kept = 0;
-    tdm__epoch_reach(crowd_list, count, keep);
+    tdm__epoch_reach(group_list, count, keep);
     for (int i = 0; i < count; i++) kept |= (uint64_t)keep[i] << i;
     return kept;
 }
 
 static void the_larger_side_stays(void)
 {
-    gather(5);
-    CHECK_INT(reach(5), 0x1f);
-    for (int i = 0; i < 2; i++) /* {0, 1} and {2, 3, 4}; one side's word is enough */
-        for (int j = 2; j < 5; j++) lose(i, j);
-    CHECK_INT(reach(5), 0x1c);
-    gather(4);
+    group_create(5);
+    CHECK_INT(members_kept(5), 0x1f);
+    for (int i = 0; i < 2; i++) /* {0, 1} and {2, 3, 4}; the reports of one side are enough */
+        for (int j = 2; j < 5; j++) member_lose(i, j);
+    CHECK_INT(members_kept(5), 0x1c);
+    group_create(4);
     for (int i = 0; i < 4; i++) /* {0, 3} and {1, 2}: equal, so the side with rank 0 */
         for (int j = 0; j < 4; j++)
-            if ((i == 0 || i == 3) != (j == 0 || j == 3)) lose(i, j);
-    CHECK_INT(reach(4), 0x9);
-    gather(3);
-    lose(2, 0); /* both reach 1 */
-    CHECK_INT(reach(3), 0x3);
-    gather(4);
-    lose(3, 0); /* the only one that has the state stays, whoever is at odds with it */
-    lose(2, 0);
-    lose(1, 0);
-    crowd[1].has_state = crowd[2].has_state = crowd[3].has_state = false;
-    CHECK_INT(reach(4), 0x1);
-    gather(CROWD);
+            if ((i == 0 || i == 3) != (j == 0 || j == 3)) member_lose(i, j);
+    CHECK_INT(members_kept(4), 0x9);
+    group_create(3);
+    member_lose(2, 0); /* both reach rank 1 */
+    CHECK_INT(members_kept(3), 0x3);
+    group_create(4);
+    member_lose(3, 0); /* the only member with the state stays, although all others have lost it */
+    member_lose(2, 0);
+    member_lose(1, 0);
+    group[1].has_state = group[2].has_state = group[3].has_state = false;
+    CHECK_INT(members_kept(4), 0x1);
+    group_create(MAX_MEMBERS);
     for (int i = 0; i < 20; i++)
-        for (int j = 20; j < CROWD; j++) lose(i, j);
-    CHECK(reach(CROWD) == UINT64_MAX << 20);
+        for (int j = 20; j < MAX_MEMBERS; j++) member_lose(i, j);
+    CHECK(members_kept(MAX_MEMBERS) == UINT64_MAX << 20);
 }
 
-/* Rank 1 refuses rank 2 and closes its connections: the others lose it, and that is not a cut. */
-static void a_refusal_is_not_a_cut(void)
+/* Rank 1 refuses rank 2 and closes its connections. The others lose rank 1; that is not a
+ * partition. */
+static void a_refusal_is_not_a_partition(void)
 {
-    gather(4);
-    crowd[2].has_state = crowd[3].has_state = false;
-    lose(1, 2);
-    crowd[1].refused = crowd[1].lost;
-    crowd[1].refused_count = 1;
-    lose(0, 1);
-    lose(3, 1);
-    CHECK_INT(reach(4), 0xb);
-    lose(2, 1);
-    CHECK_INT(reach(4), 0xb);
-    gather(2); /* both have the state, and refuse each other */
+    group_create(4);
+    group[2].has_state = group[3].has_state = false;
+    member_lose(1, 2);
+    group[1].refused = group[1].lost;
+    group[1].refused_count = 1;
+    member_lose(0, 1);
+    member_lose(3, 1);
+    CHECK_INT(members_kept(4), 0xb);
+    member_lose(2, 1);
+    CHECK_INT(members_kept(4), 0xb);
+    group_create(2); /* both have the state, and refuse each other */
     for (int i = 0; i < 2; i++) {
-        lose(i, 1 - i);
-        crowd[i].refused = crowd[i].lost;
-        crowd[i].refused_count = 1;
+        member_lose(i, 1 - i);
+        group[i].refused = group[i].lost;
+        group[i].refused_count = 1;
     }
-    CHECK_INT(reach(2), 0x1);
+    CHECK_INT(members_kept(2), 0x1);
 }
 
-static void a_tangle_ends_soon(void)
+static void many_conflicts_end_soon(void)
 {
-    gather(CROWD);
+    group_create(MAX_MEMBERS);
     uint64_t draw = 1;
-    for (int i = 0; i < CROWD; i++)
-        for (int j = i + 1; j < CROWD; j++)
-            if ((draw = draw * 6364136223846793005u + 1442695040888963407u) >> 62 == 0) lose(i, j);
-    uint64_t kept = reach(CROWD);
+    for (int i = 0; i < MAX_MEMBERS; i++)
+        for (int j = i + 1; j < MAX_MEMBERS; j++)
+            if ((draw = draw * 6364136223846793005u + 1442695040888963407u) >> 62 == 0)
+                member_lose(i, j);
+    uint64_t kept = members_kept(MAX_MEMBERS);
     CHECK(kept != 0);
-    for (int i = 0; i < CROWD; i++)
-        for (int k = 0; k < crowd[i].lost_count; k++) {
-            int j = (int)strtol(crowd[i].lost[k] + 1, NULL, 10);
+    for (int i = 0; i < MAX_MEMBERS; i++)
+        for (int k = 0; k < group[i].lost_count; k++) {
+            int j = (int)strtol(group[i].lost[k] + 1, NULL, 10);
             CHECK(!(kept >> i & 1) || !(kept >> j & 1));
         }
 }
 
-/* ---- what the store says ------------------------------------------------------------------------ */
+/* ---- values in the store --------------------------------------------------------------------- */
 
 #define SESSION "tandem/s/"
 
-static tdm_status look(tdm_kv *kv, tdm_arena *arena, tdm__view *view, tdm_error *err)
+static tdm_status view_read(tdm_kv *kv, tdm_arena *arena, tdm__view *view, tdm_error *err)
 {
     tdm_arena_reset(arena);
     return tdm__view_read(kv, SESSION, arena, view, err);
 }
 
-static void put(tdm_kv *kv, const char *key, const char *value)
+static void store_put(tdm_kv *kv, const char *key, const char *value)
 {
     CHECK_INT(tdm_kv_put(kv, key, value, 0, NULL), TDM_OK);
 }
 
-static void a_record_of_nonsense_is_none(void)
+static void invalid_records_are_ignored(void)
 {
     make_store();
     tdm_kv *kv = open_store();
     tdm_arena *arena = tdm_arena_create("test");
     tdm__view view = {0};
     tdm_error err = {0};
-    put(kv, SESSION "members/a", "{\"host\":\"h\",\"ready\":true,\"slot\":99999999999}");
-    put(kv, SESSION "members/b", "[1, 2");
-    put(kv, SESSION "members/", "{}");
-    put(kv, SESSION "members/c/d", "{\"host\":\"h\"}");
-    put(kv, SESSION "reports/x/a", "{}");
-    put(kv, SESSION "dead/nobody", "{}");
-    put(kv, SESSION "wishes/leave/a", "");
-    put(kv, SESSION "about", "{\"expected\":-3}");
-    put(kv, SESSION "verdict", "{\"status\":4711}");
-    CHECK_INT(look(kv, arena, &view, &err), TDM_OK);
+    store_put(kv, SESSION "members/a", "{\"host\":\"h\",\"ready\":true,\"slot\":99999999999}");
+    store_put(kv, SESSION "members/b", "[1, 2");
+    store_put(kv, SESSION "members/", "{}");
+    store_put(kv, SESSION "members/c/d", "{\"host\":\"h\"}");
+    store_put(kv, SESSION "reports/x/a", "{}");
+    store_put(kv, SESSION "dead/nobody", "{}");
+    store_put(kv, SESSION "wishes/leave/a", "");
+    store_put(kv, SESSION "about", "{\"expected\":-3}");
+    store_put(kv, SESSION "verdict", "{\"status\":4711}");
+    CHECK_INT(view_read(kv, arena, &view, &err), TDM_OK);
     CHECK_INT(view.count, 1);
     CHECK_INT(view.expected, 0);
     CHECK(view.has_verdict && view.verdict == TDM_ERR_INTERNAL);
@@ -217,8 +219,8 @@ static void a_record_of_nonsense_is_none(void)
         "{\"number\":1,\"members\":[{\"host\":\"h\"}]}",
         "{\"number\":1,\"members\":[7]}"};
     for (size_t i = 0; i < sizeof(epochs) / sizeof(epochs[0]); i++) {
-        put(kv, SESSION "epoch", epochs[i]);
-        CHECK_INT(look(kv, arena, &view, &err), TDM_ERR_FORMAT);
+        store_put(kv, SESSION "epoch", epochs[i]);
+        CHECK_INT(view_read(kv, arena, &view, &err), TDM_ERR_FORMAT);
         CHECK_HAS(err.message, SESSION "epoch");
     }
     tdm_arena_destroy(arena);
@@ -226,15 +228,16 @@ static void a_record_of_nonsense_is_none(void)
     remove_store();
 }
 
-/* ---- who decides what --------------------------------------------------------------------------- */
+/* ---- decisions ------------------------------------------------------------------------------- */
 
-static tdm__decision decide(tdm_kv *kv, tdm_arena *arena, const char *id, tdm__epoch_history *memo,
-                            double now_s, tdm__view *view, tdm__epoch_plan *plan)
+static tdm__decision member_decide(tdm_kv *kv, tdm_arena *arena, const char *id,
+                                   tdm__epoch_history *history, double now_s, tdm__view *view,
+                                   tdm__epoch_plan *plan)
 {
     tdm__epoch_rules rules = {
         .id = id, .min = 2, .max = 3, .wait_s = 100, .report_s = 2, .settle_s = 5, .silence_s = 12};
-    CHECK_INT(look(kv, arena, view, NULL), TDM_OK);
-    return tdm__epoch_decide(view, &rules, memo, now_s, plan);
+    CHECK_INT(view_read(kv, arena, view, NULL), TDM_OK);
+    return tdm__epoch_decide(view, &rules, history, now_s, plan);
 }
 
 static void put_record(tdm_kv *kv, const char *id, const char *host, int slot)
@@ -243,10 +246,10 @@ static void put_record(tdm_kv *kv, const char *id, const char *host, int slot)
     snprintf(key, sizeof(key), SESSION "members/%s", id);
     snprintf(value, sizeof(value), "{\"host\":\"%s\",\"slot\":%d,\"pid\":%d,\"ready\":true}", host,
              slot, slot + 2);
-    put(kv, key, value);
+    store_put(kv, key, value);
 }
 
-static void propose(tdm_kv *kv, const tdm__view *view, const tdm__epoch_plan *plan)
+static void epoch_put(tdm_kv *kv, const tdm__view *view, const tdm__epoch_plan *plan)
 {
     tdm_str text = TDM_STR_INIT;
     tdm__epoch_text(view, plan, "x", &text);
@@ -256,7 +259,7 @@ static void propose(tdm_kv *kv, const tdm__view *view, const tdm__epoch_plan *pl
     tdm_str_release(&text);
 }
 
-/* As many members as may be, all with the longest names, in place of as many others. */
+/* The maximum number of members, with the longest names, replaces as many others. */
 static void the_largest_epoch_fits(void)
 {
     enum { COUNT = 2 * TDM__MAX_EPOCH };
@@ -278,7 +281,7 @@ static void the_largest_epoch_fits(void)
                                         .left_why = "killed by signal 6 (Aborted), as all others"};
         if (i >= TDM__MAX_EPOCH) plan.next[plan.next_count++] = &members[i];
     }
-    propose(kv, &view, &plan);
+    epoch_put(kv, &view, &plan);
     tdm__view seen = {0};
     CHECK_INT(tdm__view_read(kv, SESSION, arena, &seen, NULL), TDM_OK);
     CHECK_INT(seen.number, 8);
@@ -299,53 +302,57 @@ static void first_and_next_epoch(void)
     tdm__epoch_history_init(&a);
     tdm__epoch_history_init(&c);
     tdm__epoch_history_init(&d);
-    put(kv, SESSION "about", "{\"expected\":3}");
+    store_put(kv, SESSION "about", "{\"expected\":3}");
     put_record(kv, "a", "h1", 1);
-    CHECK_INT(decide(kv, arena, "a", &a, 0, &view, &plan), TDM__DECISION_WAIT); /* too few */
-    CHECK_INT(decide(kv, arena, "a", &a, 100, &view, &plan), TDM__DECISION_GIVE_UP);
+    CHECK_INT(member_decide(kv, arena, "a", &a, 0, &view, &plan), TDM__DECISION_WAIT); /* too few */
+    CHECK_INT(member_decide(kv, arena, "a", &a, 100, &view, &plan), TDM__DECISION_GIVE_UP);
     put_record(kv, "b", "h2", 0);
-    CHECK_INT(decide(kv, arena, "a", &a, 100, &view, &plan),
+    CHECK_INT(member_decide(kv, arena, "a", &a, 100, &view, &plan),
               TDM__DECISION_WAIT); /* for the third */
     CHECK_NEAR(plan.until_s, 105, 1e-9);
     put_record(kv, "c", "h1", 0);
     put_record(kv, "d", "h1", 2);
-    CHECK_INT(decide(kv, arena, "c", &c, 101, &view, &plan), TDM__DECISION_WAIT); /* not its turn */
-    CHECK_INT(decide(kv, arena, "a", &a, 101, &view, &plan), TDM__DECISION_PROPOSE);
+    CHECK_INT(member_decide(kv, arena, "c", &c, 101, &view, &plan),
+              TDM__DECISION_WAIT); /* not its turn */
+    CHECK_INT(member_decide(kv, arena, "a", &a, 101, &view, &plan), TDM__DECISION_PROPOSE);
     CHECK_INT(plan.next_count, 3); /* d stays in reserve */
     CHECK_TEXT(plan.next[0]->id, "c");
-    CHECK_TEXT(plan.next[1]->id, "a"); /* neighbours on their host, by slot */
+    CHECK_TEXT(plan.next[1]->id, "a"); /* next to the other member of its host, by slot */
     CHECK_TEXT(plan.next[2]->id, "b");
-    propose(kv, &view, &plan);
-    CHECK_INT(decide(kv, arena, "a", &a, 101, &view, &plan), TDM__DECISION_ENTER);
-    CHECK_INT(decide(kv, arena, "d", &d, 101, &view, &plan), TDM__DECISION_WAIT);
+    epoch_put(kv, &view, &plan);
+    CHECK_INT(member_decide(kv, arena, "a", &a, 101, &view, &plan), TDM__DECISION_ENTER);
+    CHECK_INT(member_decide(kv, arena, "d", &d, 101, &view, &plan), TDM__DECISION_WAIT);
     a.left = c.left = 1;
     a.took_part = c.took_part = true;
-    put(kv, SESSION "reports/1/a", "{\"whole\":true}");
-    CHECK_INT(decide(kv, arena, "a", &a, 102, &view, &plan), TDM__DECISION_WAIT); /* for b and c */
+    store_put(kv, SESSION "reports/1/a", "{\"whole\":true}");
+    CHECK_INT(member_decide(kv, arena, "a", &a, 102, &view, &plan),
+              TDM__DECISION_WAIT); /* for b and c */
     CHECK_NEAR(plan.until_s, 104, 1e-9);
-    put(kv, SESSION "dead/b", "{\"why\":\"killed by signal 9\"}");
-    put(kv, SESSION "reports/1/c", "{\"whole\":true}");
-    CHECK_INT(decide(kv, arena, "a", &a, 102, &view, &plan), TDM__DECISION_WAIT); /* c's turn */
-    CHECK_INT(decide(kv, arena, "c", &c, 102, &view, &plan), TDM__DECISION_PROPOSE);
+    store_put(kv, SESSION "dead/b", "{\"why\":\"killed by signal 9\"}");
+    store_put(kv, SESSION "reports/1/c", "{\"whole\":true}");
+    CHECK_INT(member_decide(kv, arena, "a", &a, 102, &view, &plan),
+              TDM__DECISION_WAIT); /* c's turn */
+    CHECK_INT(member_decide(kv, arena, "c", &c, 102, &view, &plan), TDM__DECISION_PROPOSE);
     CHECK_INT(plan.next_count, 3);
-    CHECK_TEXT(plan.next[2]->id, "d"); /* takes the place of the dead */
-    CHECK_INT(decide(kv, arena, "a", &a, 103, &view, &plan), TDM__DECISION_PROPOSE); /* c is slow */
-    propose(kv, &view, &plan);
-    CHECK_INT(decide(kv, arena, "d", &d, 103, &view, &plan), TDM__DECISION_ENTER);
+    CHECK_TEXT(plan.next[2]->id, "d"); /* replaces the dead member */
+    CHECK_INT(member_decide(kv, arena, "a", &a, 103, &view, &plan),
+              TDM__DECISION_PROPOSE); /* c has not proposed in time */
+    epoch_put(kv, &view, &plan);
+    CHECK_INT(member_decide(kv, arena, "d", &d, 103, &view, &plan), TDM__DECISION_ENTER);
     CHECK_INT(tdm_kv_remove(kv, SESSION "members/d", NULL), TDM_OK);
-    CHECK_INT(decide(kv, arena, "a", &a, 103, &view, &plan), TDM__DECISION_SKIP);
+    CHECK_INT(member_decide(kv, arena, "a", &a, 103, &view, &plan), TDM__DECISION_SKIP);
     char name[256];
     CHECK_TEXT(tdm__epoch_name(&view.members[2], name), "rank 2 (member d, host h1, process 4)");
     tdm__epoch_history late = {.left = 1, .took_part = true};
-    CHECK_INT(decide(kv, arena, "b", &late, 103, &view, &plan), TDM__DECISION_FENCED);
+    CHECK_INT(member_decide(kv, arena, "b", &late, 103, &view, &plan), TDM__DECISION_FENCED);
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
     remove_store();
 }
 
-/* Ranks 2 and 3 are new and of one host, whose certificate rank 1 refuses: they cannot come again, not even where
- * the others are too few without them. */
-static void a_member_that_does_not_fit_is_expelled(void)
+/* Ranks 2 and 3 are new and on one host, whose certificate rank 1 refuses. They are excluded
+ * permanently, even if the others are fewer than the minimum without them. */
+static void a_refused_member_is_excluded(void)
 {
     static const char *const ids[] = {"a", "b", "c", "d"};
     make_store();
@@ -354,44 +361,45 @@ static void a_member_that_does_not_fit_is_expelled(void)
     tdm__view view = {0};
     static tdm__epoch_plan plan;
     tdm__epoch_history snapshots[4];
-    put(kv, SESSION "state", "{\"epoch\":1,\"holders\":[]}");
+    store_put(kv, SESSION "state", "{\"epoch\":1,\"holders\":[]}");
     for (int i = 0; i < 4; i++) {
         put_record(kv, ids[i], i < 2 ? ids[i] : "h3", i);
         snapshots[i] = (tdm__epoch_history){.left = 2, .took_part = true, .number = 2};
     }
-    put(kv, SESSION "epoch",
+    store_put(
+        kv, SESSION "epoch",
         "{\"number\":2,\"members\":[{\"id\":\"a\",\"host\":\"a\"},{\"id\":\"b\",\"host\":\"b\"},"
         "{\"id\":\"c\",\"host\":\"h3\"},{\"id\":\"d\",\"host\":\"h3\"}]}");
-    put(kv, SESSION "reports/2/a", "{\"whole\":true,\"lost\":[\"b\"],\"closed\":[\"b\"]}");
-    put(kv, SESSION "reports/2/b",
+    store_put(kv, SESSION "reports/2/a", "{\"whole\":true,\"lost\":[\"b\"],\"closed\":[\"b\"]}");
+    store_put(
+        kv, SESSION "reports/2/b",
         "{\"whole\":true,\"lost\":[\"c\"],\"refused\":[\"c\"],\"refusal\":\"its certificate\"}");
-    put(kv, SESSION "reports/2/c", "{\"lost\":[\"b\"]}");
-    put(kv, SESSION "reports/2/d", "{\"lost\":[\"b\"]}");
+    store_put(kv, SESSION "reports/2/c", "{\"lost\":[\"b\"]}");
+    store_put(kv, SESSION "reports/2/d", "{\"lost\":[\"b\"]}");
     tdm__epoch_rules three = {.id = "a", .min = 3, .wait_s = 100, .report_s = 2, .silence_s = 12};
-    tdm__epoch_history memo = snapshots[0];
+    tdm__epoch_history history = snapshots[0];
     for (int now_s = 0; now_s < 50; now_s += 10) {
-        CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
-        CHECK_INT(tdm__epoch_decide(&view, &three, &memo, now_s, &plan), TDM__DECISION_WAIT);
+        CHECK_INT(view_read(kv, arena, &view, NULL), TDM_OK);
+        CHECK_INT(tdm__epoch_decide(&view, &three, &history, now_s, &plan), TDM__DECISION_WAIT);
     }
-    put_record(kv, "e", "h3", 4); /* has come later */
-    CHECK_INT(decide(kv, arena, "a", &snapshots[0], 0, &view, &plan), TDM__DECISION_PROPOSE);
+    put_record(kv, "e", "h3", 4); /* a member that started later */
+    CHECK_INT(member_decide(kv, arena, "a", &snapshots[0], 0, &view, &plan), TDM__DECISION_PROPOSE);
     CHECK_INT(plan.next_count, 2);
     CHECK_TEXT(plan.next[0]->id, "a");
     CHECK_TEXT(plan.next[1]->id, "b");
-    propose(kv, &view, &plan);
-    CHECK_INT(decide(kv, arena, "b", &snapshots[1], 0, &view, &plan), TDM__DECISION_ENTER);
-    CHECK_INT(decide(kv, arena, "c", &snapshots[2], 0, &view, &plan), TDM__DECISION_REFUSED);
+    epoch_put(kv, &view, &plan);
+    CHECK_INT(member_decide(kv, arena, "b", &snapshots[1], 0, &view, &plan), TDM__DECISION_ENTER);
+    CHECK_INT(member_decide(kv, arena, "c", &snapshots[2], 0, &view, &plan), TDM__DECISION_REFUSED);
     CHECK_TEXT(tdm__view_find(&view, "c")->left_why, "its certificate");
-    CHECK_INT(decide(kv, arena, "d", &snapshots[3], 0, &view, &plan), TDM__DECISION_REFUSED);
+    CHECK_INT(member_decide(kv, arena, "d", &snapshots[3], 0, &view, &plan), TDM__DECISION_REFUSED);
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
     remove_store();
 }
 
-/* Of one host all processes end at once, as when it is switched off: a connection was closed, and nobody
- * there says anything. */
-/* Rank 1 has died, and rank 2 has not reported: it is waited for as long as it makes progress. */
-static void a_busy_member_is_waited_for(void)
+/* Rank 1 has died, and rank 2 has not reported. The others wait for it as long as it makes
+ * progress. */
+static void a_busy_member_gets_more_time(void)
 {
     static const char *const ids[] = {"a", "b", "c"};
     make_store();
@@ -407,44 +415,49 @@ static void a_busy_member_is_waited_for(void)
                                     .settle_s = 5,
                                     .silence_s = 12};
     for (int i = 0; i < 3; i++) put_record(kv, ids[i], "h", i);
-    put(kv, SESSION "epoch",
+    store_put(
+        kv, SESSION "epoch",
         "{\"number\":1,\"members\":[{\"id\":\"a\",\"host\":\"h\"},{\"id\":\"b\",\"host\":\"h\"},"
         "{\"id\":\"c\",\"host\":\"h\"}]}");
-    put(kv, SESSION "dead/b", "{\"why\":\"killed by signal 9\"}");
-    put(kv, SESSION "reports/1/a", "{\"whole\":true,\"closed\":[\"b\"]}");
-    tdm__epoch_history memo;
-    tdm__epoch_history_init(&memo);
-    memo.left = memo.number = 1;
-    memo.took_part = true;
-    const double looks_s[] = {100, 101, 103, 130, 159};
-    for (size_t i = 0; i < sizeof(looks_s) / sizeof(looks_s[0]); i++) {
-        CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
+    store_put(kv, SESSION "dead/b", "{\"why\":\"killed by signal 9\"}");
+    store_put(kv, SESSION "reports/1/a", "{\"whole\":true,\"closed\":[\"b\"]}");
+    tdm__epoch_history history;
+    tdm__epoch_history_init(&history);
+    history.left = history.number = 1;
+    history.took_part = true;
+    const double views_s[] = {100, 101, 103, 130, 159};
+    for (size_t i = 0; i < sizeof(views_s) / sizeof(views_s[0]); i++) {
+        CHECK_INT(view_read(kv, arena, &view, NULL), TDM_OK);
         view.members[2].is_busy = true;
-        CHECK_INT(tdm__epoch_decide(&view, &rules, &memo, looks_s[i], &plan), TDM__DECISION_WAIT);
-        CHECK(plan.until_s > looks_s[i]);
+        CHECK_INT(tdm__epoch_decide(&view, &rules, &history, views_s[i], &plan),
+                  TDM__DECISION_WAIT);
+        CHECK(plan.until_s > views_s[i]);
     }
-    CHECK(plan.until_s < 159.3); /* it may make no progress any more soon */
-    /* One that makes none has had its time; so has one that others could not reach, */
-    tdm__epoch_history other = memo;
-    CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
+    CHECK(plan.until_s < 159.3); /* to check its progress again soon */
+    /* The wait ends if the member makes no progress, */
+    tdm__epoch_history other = history;
+    CHECK_INT(view_read(kv, arena, &view, NULL), TDM_OK);
     CHECK_INT(tdm__epoch_decide(&view, &rules, &other, 103, &plan), TDM__DECISION_PROPOSE);
     CHECK_INT(plan.next_count, 1);
-    put(kv, SESSION "reports/1/a", "{\"whole\":true,\"lost\":[\"c\"],\"closed\":[\"b\"]}");
-    other = memo;
-    CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
+    /* if a reporter could not reach it, */
+    store_put(kv, SESSION "reports/1/a", "{\"whole\":true,\"lost\":[\"c\"],\"closed\":[\"b\"]}");
+    other = history;
+    CHECK_INT(view_read(kv, arena, &view, NULL), TDM_OK);
     view.members[2].is_busy = true;
     CHECK_INT(tdm__epoch_decide(&view, &rules, &other, 103, &plan), TDM__DECISION_PROPOSE);
-    /* and one that never ends its work. */
-    put(kv, SESSION "reports/1/a", "{\"whole\":true,\"closed\":[\"b\"]}");
-    CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
+    /* and after a minute in any case. */
+    store_put(kv, SESSION "reports/1/a", "{\"whole\":true,\"closed\":[\"b\"]}");
+    CHECK_INT(view_read(kv, arena, &view, NULL), TDM_OK);
     view.members[2].is_busy = true;
-    CHECK_INT(tdm__epoch_decide(&view, &rules, &memo, 161, &plan), TDM__DECISION_PROPOSE);
+    CHECK_INT(tdm__epoch_decide(&view, &rules, &history, 161, &plan), TDM__DECISION_PROPOSE);
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
     remove_store();
 }
 
-static void a_host_that_is_gone_is_not_waited_for_long(void)
+/* All processes of a host end at once, as when it is switched off: a connection is closed, and no
+ * member or agent there reports anything. */
+static void the_wait_for_an_ended_host_is_short(void)
 {
     static const char *const ids[] = {"a", "b", "c", "d"}; /* ranks 0 and 1 on h1, 2 and 3 on h2 */
     make_store();
@@ -453,7 +466,8 @@ static void a_host_that_is_gone_is_not_waited_for_long(void)
     tdm__view view = {0};
     static tdm__epoch_plan plan;
     for (int i = 0; i < 4; i++) put_record(kv, ids[i], i < 2 ? "h1" : "h2", i % 2);
-    put(kv, SESSION "epoch",
+    store_put(
+        kv, SESSION "epoch",
         "{\"number\":1,\"members\":[{\"id\":\"a\",\"host\":\"h1\"},{\"id\":\"b\",\"host\":\"h1\"},"
         "{\"id\":\"c\",\"host\":\"h2\"},{\"id\":\"d\",\"host\":\"h2\"}]}");
     tdm__epoch_history c, fresh;
@@ -461,67 +475,68 @@ static void a_host_that_is_gone_is_not_waited_for_long(void)
     fresh.left = 1;
     fresh.took_part = true;
     fresh.number = 1;
-    /* Out of reach: a cut, perhaps, in which the side with the lowest rank goes on. */
-    put(kv, SESSION "reports/1/c", "{\"whole\":true,\"lost\":[\"a\",\"b\"],\"closed\":[]}");
-    put(kv, SESSION "reports/1/d", "{\"whole\":true,\"lost\":[\"a\",\"b\"],\"closed\":7}");
+    /* Unreachable: it may be a partition, in which the side with the lowest rank continues. */
+    store_put(kv, SESSION "reports/1/c", "{\"whole\":true,\"lost\":[\"a\",\"b\"],\"closed\":[]}");
+    store_put(kv, SESSION "reports/1/d", "{\"whole\":true,\"lost\":[\"a\",\"b\"],\"closed\":7}");
     c = fresh;
-    CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DECISION_WAIT);
+    CHECK_INT(member_decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DECISION_WAIT);
     CHECK_NEAR(plan.until_s, 102, 1e-9);
-    /* Closed, of one of them: the other one may live, and gets some time to say so. */
-    put(kv, SESSION "reports/1/d", "{\"whole\":true,\"lost\":[\"a\"],\"closed\":[\"a\"]}");
-    put(kv, SESSION "reports/1/c", "{\"whole\":true}");
+    /* The connection of one was closed: the other one may be alive, and gets more time to
+     * report. */
+    store_put(kv, SESSION "reports/1/d", "{\"whole\":true,\"lost\":[\"a\"],\"closed\":[\"a\"]}");
+    store_put(kv, SESSION "reports/1/c", "{\"whole\":true}");
     c = fresh;
-    CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DECISION_WAIT);
+    CHECK_INT(member_decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DECISION_WAIT);
     CHECK_NEAR(plan.until_s, 101, 1e-9);
-    CHECK_INT(decide(kv, arena, "c", &c, 100.9, &view, &plan), TDM__DECISION_WAIT);
-    /* Each is missed by somebody: the host is gone. */
-    put(kv, SESSION "reports/1/c", "{\"whole\":true,\"lost\":[\"b\"]}");
+    CHECK_INT(member_decide(kv, arena, "c", &c, 100.9, &view, &plan), TDM__DECISION_WAIT);
+    /* Both are lost by a reporter: the host has ended. */
+    store_put(kv, SESSION "reports/1/c", "{\"whole\":true,\"lost\":[\"b\"]}");
     c = fresh;
-    CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DECISION_WAIT);
+    CHECK_INT(member_decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DECISION_WAIT);
     CHECK_NEAR(plan.until_s, 100.4, 1e-9);
-    CHECK_INT(decide(kv, arena, "c", &c, 100.5, &view, &plan), TDM__DECISION_PROPOSE);
+    CHECK_INT(member_decide(kv, arena, "c", &c, 100.5, &view, &plan), TDM__DECISION_PROPOSE);
     CHECK_INT(plan.next_count, 2);
     CHECK_TEXT(plan.next[0]->id, "c");
-    /* Not when they are more than those who say so, */
+    /* The wait is not short if the missing members outnumber the reporters, */
     CHECK_INT(tdm_kv_remove(kv, SESSION "reports/1/c", NULL), TDM_OK);
     CHECK_INT(tdm_kv_remove(kv, SESSION "members/c", NULL), TDM_OK);
     c = fresh;
-    CHECK_INT(decide(kv, arena, "d", &c, 100, &view, &plan), TDM__DECISION_WAIT);
+    CHECK_INT(member_decide(kv, arena, "d", &c, 100, &view, &plan), TDM__DECISION_WAIT);
     CHECK_NEAR(plan.until_s, 102, 1e-9);
     put_record(kv, "c", "h2", 0);
-    put(kv, SESSION "reports/1/c", "{\"whole\":true}");
-    /* nor when its agent is there, */
-    put(kv, SESSION "dead/a", "{\"why\":\"killed by signal 9\"}");
+    store_put(kv, SESSION "reports/1/c", "{\"whole\":true}");
+    /* or if the agent of the host reports, */
+    store_put(kv, SESSION "dead/a", "{\"why\":\"killed by signal 9\"}");
     c = fresh;
-    CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DECISION_WAIT);
+    CHECK_INT(member_decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DECISION_WAIT);
     CHECK_NEAR(plan.until_s, 102, 1e-9);
     CHECK_INT(tdm_kv_remove(kv, SESSION "dead/a", NULL), TDM_OK);
-    /* nor when the other one of the host lives. */
-    put(kv, SESSION "reports/1/b", "{\"whole\":true}");
+    /* or if the other member of the host reports. */
+    store_put(kv, SESSION "reports/1/b", "{\"whole\":true}");
     c = fresh;
-    CHECK_INT(decide(kv, arena, "b", &c, 100, &view, &plan), TDM__DECISION_WAIT);
+    CHECK_INT(member_decide(kv, arena, "b", &c, 100, &view, &plan), TDM__DECISION_WAIT);
     CHECK_NEAR(plan.until_s, 102, 1e-9);
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
     remove_store();
 }
 
-/* ---- real processes ----------------------------------------------------------------------------- */
+/* ---- real processes -------------------------------------------------------------------------- */
 
 enum { RANKS = 3, EPOCHS = 32, STEPS = 12 };
 
-/* What the processes share, in place of a network. */
-typedef struct yard {
+/* Memory that the processes share; it replaces a network. */
+typedef struct shared_run {
     atomic_int arrived[EPOCHS][STEPS + 1];
-    atomic_int step;   /* the last one that all have done */
-    atomic_int victim; /* a process that asks to be killed, or stopped */
+    atomic_int step;   /* the last one that all have completed */
+    atomic_int victim; /* a process that waits to be killed or stopped */
     atomic_int epochs;
-    atomic_uint fence; /* the newest epoch that anybody has entered: older ones change nothing */
+    atomic_uint fence; /* the newest epoch; ranks of older ones change nothing */
     int victim_step, victim_signal;
-} yard;
+} shared_run;
 
 typedef struct worker {
-    yard *y;
+    shared_run *y;
     tdm_member *member;
     uint32_t epoch;
     int size, step, first_step;
@@ -529,40 +544,40 @@ typedef struct worker {
     atomic_bool is_interrupted;
 } worker;
 
-static tdm_status meet(worker *w, int meeting, tdm_error *err)
+static tdm_status barrier_pass(worker *w, int meeting, tdm_error *err)
 {
     if (w->epoch >= EPOCHS) return tdm_fail(err, TDM_ERR_INTERNAL, "too many epochs");
     atomic_int *arrived = &w->y->arrived[w->epoch][meeting];
     atomic_fetch_add(arrived, 1);
     while (atomic_load(arrived) < w->size) {
         if (atomic_load(&w->is_interrupted) || !tdm_member_epoch_holds(w->member, w->epoch))
-            return tdm_fail(err, TDM_ERR_PEER_FAILED, "somebody is gone");
-        nap();
+            return tdm_fail(err, TDM_ERR_PEER_FAILED, "a member is gone");
+        sleep_1ms();
     }
     return TDM_OK;
 }
 
-static tdm_status enter_yard(void *user, const tdm_epoch *epoch, tdm_error *err)
+static tdm_status worker_enter(void *user, const tdm_epoch *epoch, tdm_error *err)
 {
     worker *w = user;
-    char door[TDM_ENDPOINT_BYTES] = "";
+    char endpoint[TDM_ENDPOINT_BYTES] = "";
     atomic_store(&w->is_interrupted, false);
     w->epoch = epoch->number;
     atomic_store(&w->y->fence, epoch->number);
     w->size = epoch->size;
     atomic_fetch_add(&w->y->epochs, epoch->rank == 0);
     if (epoch->rank == 0)
-        TDM_TRY(tdm_member_publish_endpoint(w->member, epoch->number, "the door", err));
+        TDM_TRY(tdm_member_publish_endpoint(w->member, epoch->number, "the endpoint", err));
     else
-        TDM_TRY(tdm_member_lookup_endpoint(w->member, epoch->number, 30, door, err));
-    CHECK_TEXT(epoch->rank == 0 ? "the door" : door, "the door");
-    TDM_TRY(meet(w, 0, err));
+        TDM_TRY(tdm_member_lookup_endpoint(w->member, epoch->number, 30, endpoint, err));
+    CHECK_TEXT(epoch->rank == 0 ? "the endpoint" : endpoint, "the endpoint");
+    TDM_TRY(barrier_pass(w, 0, err));
     w->first_step = w->step = atomic_load(&w->y->step);
     return tdm_member_confirm(w->member, epoch->number, err);
 }
 
-static tdm_status step_yard(void *user, unsigned request, unsigned *requests, bool *done,
-                            tdm_error *err)
+static tdm_status worker_step(void *user, unsigned request, unsigned *requests, bool *done,
+                              tdm_error *err)
 {
     worker *w = user;
     *requests = request;
@@ -571,32 +586,32 @@ static tdm_status step_yard(void *user, unsigned request, unsigned *requests, bo
     if (w->is_victim && w->step == w->y->victim_step) {
         atomic_store(&w->y->victim, getpid());
         w->is_victim = false;
-        while (atomic_load(&w->y->victim) != 0 && !atomic_load(&w->is_interrupted)) nap();
+        while (atomic_load(&w->y->victim) != 0 && !atomic_load(&w->is_interrupted)) sleep_1ms();
     }
-    TDM_TRY(meet(w, 1 + w->step - w->first_step, err));
+    TDM_TRY(barrier_pass(w, 1 + w->step - w->first_step, err));
     if (atomic_load(&w->y->fence) != w->epoch)
-        return tdm_fail(err, TDM_ERR_PEER_FENCED, "another epoch counts");
+        return tdm_fail(err, TDM_ERR_PEER_FENCED, "another epoch is current");
     w->step++;
     atomic_store(&w->y->step, w->step);
-    nap();
-    *requests = 0; /* nobody joins here */
+    sleep_1ms();
+    *requests = 0; /* no member joins in this test */
     *done = w->step >= STEPS;
     return TDM_OK;
 }
 
-static void leave_yard(void *user)
+static void worker_leave(void *user)
 {
     (void)user;
 }
 
-static void interrupt_yard(void *user, const char *why)
+static void worker_interrupt(void *user, const char *why)
 {
     worker *w = user;
     (void)why;
     atomic_store(&w->is_interrupted, true);
 }
 
-static int run_worker(yard *y, int slot)
+static int run_worker(shared_run *y, int slot)
 {
     char id[32];
     snprintf(id, sizeof(id), "h.%d.%d", slot, (int)getpid());
@@ -609,8 +624,10 @@ static int run_worker(yard *y, int slot)
                                   .max = RANKS,
                                   .report_s = 20,
                                   .lease_s = y->victim_signal == SIGSTOP ? 4 : 60};
-    tdm_elastic_ops ops = {
-        .enter = enter_yard, .step = step_yard, .leave = leave_yard, .interrupt = interrupt_yard};
+    tdm_elastic_ops ops = {.enter = worker_enter,
+                           .step = worker_step,
+                           .leave = worker_leave,
+                           .interrupt = worker_interrupt};
     tdm_elastic_result result = {0};
     tdm_error err = {0};
     if (tdm_member_create(&options, &w.member, &err) != TDM_OK) return 3;
@@ -620,21 +637,21 @@ static int run_worker(yard *y, int slot)
     return status == TDM_OK && check_failures == 0 ? 0 : 4;
 }
 
-/* The agent's part: says that a process is dead. */
-static void tell_dead(pid_t pid)
+/* Reports the death of a process, as its agent does. */
+static void report_dead(pid_t pid)
 {
     char key[96];
     tdm_kv *kv = open_store();
     snprintf(key, sizeof(key), "tandem/real/dead/h.1.%d", (int)pid);
-    put(kv, key, "{\"why\":\"killed by signal 9\"}");
+    store_put(kv, key, "{\"why\":\"killed by signal 9\"}");
     tdm_kv_close(kv);
 }
 
-static void strike(yard *y, int signal_number)
+static void run_and_signal(shared_run *y, int signal_number)
 {
     make_store();
     tdm_kv *kv = open_store();
-    put(kv, "tandem/real/about", "{\"expected\":3}");
+    store_put(kv, "tandem/real/about", "{\"expected\":3}");
     tdm_kv_close(kv);
     y->victim_step = 5;
     y->victim_signal = signal_number;
@@ -646,13 +663,13 @@ static void strike(yard *y, int signal_number)
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         _exit(run_worker(y, i));
     }
-    while (atomic_load(&y->victim) == 0) nap();
+    while (atomic_load(&y->victim) == 0) sleep_1ms();
     CHECK_INT(atomic_load(&y->victim), pids[1]);
     int status = 0;
     kill(pids[1], signal_number);
     if (signal_number == SIGKILL) {
         waitpid(pids[1], &status, 0);
-        tell_dead(pids[1]);
+        report_dead(pids[1]);
     }
     atomic_store(&y->victim, 0);
     for (int i = 0; i < RANKS; i += 2) {
@@ -670,43 +687,44 @@ static void strike(yard *y, int signal_number)
     remove_store();
 }
 
-static yard *make_yard(void)
+static shared_run *shared_run_create(void)
 {
-    return mmap(NULL, sizeof(yard), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    return mmap(NULL, sizeof(shared_run), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+                0);
 }
 
-static void a_killed_member_is_left_behind(void)
+static void a_killed_member_is_excluded(void)
 {
-    yard *y = make_yard();
-    strike(y, SIGKILL);
+    shared_run *y = shared_run_create();
+    run_and_signal(y, SIGKILL);
     munmap(y, sizeof(*y));
 }
 
 static void a_stopped_member_is_fenced(void)
 {
-    yard *y = make_yard();
-    strike(y, SIGSTOP);
+    shared_run *y = shared_run_create();
+    run_and_signal(y, SIGSTOP);
     munmap(y, sizeof(*y));
 }
 
-/* ---- options ------------------------------------------------------------------------------------ */
+/* ---- options --------------------------------------------------------------------------------- */
 
-static tdm_status enter_nothing(void *user, const tdm_epoch *epoch, tdm_error *err)
+static tdm_status entered_enter(void *user, const tdm_epoch *epoch, tdm_error *err)
 {
     (void)epoch;
     *(bool *)user = true;
     return tdm_fail(err, TDM_ERR_INTERNAL, "an epoch has begun");
 }
 
-static void leave_nothing(void *user)
+static void entered_leave(void *user)
 {
     (void)user;
 }
 
-/* Where the launcher's session was removed from the store, a member begins no epoch of its own. */
-static void a_session_that_is_gone_is_left(void)
+/* If the session of a launcher was removed from the store, a member does not start an epoch. */
+static void a_removed_session_ends_members(void)
 {
-    static const tdm_elastic_ops ops = {.enter = enter_nothing, .leave = leave_nothing};
+    static const tdm_elastic_ops ops = {.enter = entered_enter, .leave = entered_leave};
     make_store();
     for (int i = 0; i < 2; i++) {
         tdm_member_options o = {.kv = {.url = store_url},
@@ -723,12 +741,12 @@ static void a_session_that_is_gone_is_left(void)
         tdm_member_destroy(member);
         CHECK_INT(status, i == 0 ? TDM_OK : TDM_ERR_INTERNAL);
         CHECK(result.fenced == (i == 0));
-        CHECK(has_entered == (i == 1)); /* without a launcher members begin by themselves */
+        CHECK(has_entered == (i == 1)); /* without a launcher, members start by themselves */
     }
     remove_store();
 }
 
-static void what_the_environment_says(void)
+static void environment_is_read(void)
 {
     tdm_member_options o = {0};
     unsetenv("TANDEM_MEMBER");
@@ -748,7 +766,7 @@ static void what_the_environment_says(void)
     unsetenv("TANDEM_MEMBER");
 }
 
-static void bad_options_are_refused(void)
+static void invalid_options_are_rejected(void)
 {
     make_store();
     tdm_member *member = NULL;
@@ -774,26 +792,26 @@ static void bad_options_are_refused(void)
     tdm_kv *kv = open_store();
     tdm_arena *arena = tdm_arena_create("test");
     tdm__view view = {0};
-    CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
-    CHECK_INT(view.count, 0); /* its record is gone with it */
+    CHECK_INT(view_read(kv, arena, &view, NULL), TDM_OK);
+    CHECK_INT(view.count, 0); /* destroy has removed its record */
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
     remove_store();
 }
 
-static const check_test tests[] = {CHECK_TEST(the_lease_follows_the_pulse),
+static const check_test tests[] = {CHECK_TEST(the_lease_follows_the_heartbeats),
                                    CHECK_TEST(the_larger_side_stays),
-                                   CHECK_TEST(a_refusal_is_not_a_cut),
-                                   CHECK_TEST(a_tangle_ends_soon),
-                                   CHECK_TEST(a_record_of_nonsense_is_none),
+                                   CHECK_TEST(a_refusal_is_not_a_partition),
+                                   CHECK_TEST(many_conflicts_end_soon),
+                                   CHECK_TEST(invalid_records_are_ignored),
                                    CHECK_TEST(the_largest_epoch_fits),
                                    CHECK_TEST(first_and_next_epoch),
-                                   CHECK_TEST(a_member_that_does_not_fit_is_expelled),
-                                   CHECK_TEST(a_busy_member_is_waited_for),
-                                   CHECK_TEST(a_host_that_is_gone_is_not_waited_for_long),
-                                   CHECK_TEST(a_killed_member_is_left_behind),
+                                   CHECK_TEST(a_refused_member_is_excluded),
+                                   CHECK_TEST(a_busy_member_gets_more_time),
+                                   CHECK_TEST(the_wait_for_an_ended_host_is_short),
+                                   CHECK_TEST(a_killed_member_is_excluded),
                                    CHECK_TEST(a_stopped_member_is_fenced),
-                                   CHECK_TEST(a_session_that_is_gone_is_left),
-                                   CHECK_TEST(what_the_environment_says),
-                                   CHECK_TEST(bad_options_are_refused)};
+                                   CHECK_TEST(a_removed_session_ends_members),
+                                   CHECK_TEST(environment_is_read),
+                                   CHECK_TEST(invalid_options_are_rejected)};
 CHECK_MAIN(tests)
