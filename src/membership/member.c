@@ -43,7 +43,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 void tdm__member_key(const tdm_member *member, char out[TDM_KV_KEY_BYTES], const char *fmt, ...)
@@ -141,7 +140,7 @@ static tdm_status record_take_over(tdm_member *m, const char *key, const char *t
 }
 
 /* Creates a lease, and the first record with it. */
-static tdm_status register_member(tdm_member *m, tdm_error *err)
+static tdm_status member_register(tdm_member *m, tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
     uint64_t lease = 0, born = 0;
@@ -170,23 +169,21 @@ static tdm_status register_member(tdm_member *m, tdm_error *err)
 
 /* ---- lifetime -------------------------------------------------------------------------------- */
 
-static void sleep_for(void *user, double seconds)
+static void member_sleep(void *user, double seconds)
 {
     (void)user;
-    struct timespec left = tdm_clock_timespec(seconds);
-    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
-    }
+    tdm_clock_sleep(seconds);
 }
 
-static bool text_fits(const char *text, size_t bytes)
+static bool name_is_valid(const char *text, size_t bytes)
 {
     return text && *text && strnlen(text, bytes) < bytes && !strchr(text, '/');
 }
 
-static tdm_status check_options(const tdm_member_options *o, tdm_error *err)
+static tdm_status options_check(const tdm_member_options *o, tdm_error *err)
 {
-    if (!text_fits(o->session, TDM__SESSION_BYTES) || !text_fits(o->id, TDM_MEMBER_ID_BYTES) ||
-        !text_fits(o->host, TDM_HOST_BYTES))
+    if (!name_is_valid(o->session, TDM__SESSION_BYTES) ||
+        !name_is_valid(o->id, TDM_MEMBER_ID_BYTES) || !name_is_valid(o->host, TDM_HOST_BYTES))
         return tdm_fail(err, TDM_ERR_INVALID,
                         "a member needs a session, an id and a host, without slashes, shorter "
                         "than %d, %d and %d bytes",
@@ -214,8 +211,8 @@ tdm_status tdm__member_create_with(const tdm_member_options *options,
                                    const tdm__member_parts *parts, tdm_member **out, tdm_error *err)
 {
     tdm_member *m = calloc(1, sizeof(*m));
-    tdm_status status = check_options(options, err);
-    if (status == TDM_OK && (!m || !(m->watch_arena = tdm_arena_create("look")))) {
+    tdm_status status = options_check(options, err);
+    if (status == TDM_OK && (!m || !(m->watch_arena = tdm_arena_create("view")))) {
         status = TDM_ERR_NO_MEMORY;
         tdm_fail(err, status, "no memory for a member");
     }
@@ -230,7 +227,7 @@ tdm_status tdm__member_create_with(const tdm_member_options *options,
     m->kv = parts->kv;
     m->watch_kv = parts->watch_kv;
     m->confirm_kv = parts->confirm_kv;
-    m->pause = parts->pause ? parts->pause : sleep_for;
+    m->pause = parts->pause ? parts->pause : member_sleep;
     m->pause_user = parts->user;
     pthread_mutex_init(&m->lock, NULL);
     pthread_mutex_init(&m->confirm_lock, NULL);
@@ -250,7 +247,7 @@ tdm_status tdm__member_create_with(const tdm_member_options *options,
     snprintf(m->status_phase, sizeof(m->status_phase), "starting");
     tdm__heartbeat_init(&m->heartbeats, options->lease_s);
     m->newcomers_s = m->verdict_s = -1;
-    status = register_member(m, err);
+    status = member_register(m, err);
     if (status != TDM_OK) {
         member_release(m);
         return status;
@@ -273,7 +270,7 @@ static void *watcher_main(void *user)
 
 /* Opens the three handles. Calls of the watcher have a shorter timeout, so that a heartbeat is not
  * late. */
-static tdm_status open_parts(const tdm_member_options *options, tdm__member_parts *out,
+static tdm_status parts_open(const tdm_member_options *options, tdm__member_parts *out,
                              tdm_error *err)
 {
     tdm_kv_options quick = options->kv;
@@ -290,7 +287,7 @@ static tdm_status open_parts(const tdm_member_options *options, tdm__member_part
     return status;
 }
 
-static bool is_worth_a_retry(tdm_status status)
+static bool status_is_temporary(tdm_status status)
 {
     return status == TDM_ERR_TIMEOUT || status == TDM_ERR_IO || status == TDM_ERR_BUSY ||
            tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER;
@@ -304,13 +301,13 @@ tdm_status tdm_member_create(const tdm_member_options *options, tdm_member **out
     for (bool is_first = true;; is_first = false) {
         tdm__member_parts parts;
         tdm_error why = {0};
-        tdm_status status = open_parts(options, &parts, &why);
+        tdm_status status = parts_open(options, &parts, &why);
         if (status == TDM_OK) status = tdm__member_create_with(options, &parts, &m, &why);
         if (status == TDM_OK) break;
-        if (!is_worth_a_retry(status) || tdm_clock_s() > until_s)
+        if (!status_is_temporary(status) || tdm_clock_s() > until_s)
             return tdm_fail(err, status, "%s", why.message);
         if (is_first) tdm_log(TDM_LOG_WARN, "cluster", "waiting for the store: %s", why.message);
-        sleep_for(NULL, TDM__TIMING_MEMBERSHIP_REGISTER_RETRY_S);
+        member_sleep(NULL, TDM__TIMING_MEMBERSHIP_REGISTER_RETRY_S);
     }
     tdm_status started = tdm__thread_start(&m->thread, watcher_main, m, err);
     if (started != TDM_OK) {
@@ -404,18 +401,18 @@ bool tdm_member_epoch_holds(const tdm_member *member, uint32_t epoch)
 
 /* If the store cannot be reached, only this epoch ends, with TDM_ERR_PEER_FAILED: agreement on the
  * next epoch needs the store as well. */
-tdm_status tdm_member_publish_endpoint(tdm_member *member, uint32_t epoch, const char *door,
+tdm_status tdm_member_publish_endpoint(tdm_member *member, uint32_t epoch, const char *endpoint,
                                        tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
-    if (strnlen(door, TDM_ENDPOINT_BYTES) >= TDM_ENDPOINT_BYTES)
+    if (strnlen(endpoint, TDM_ENDPOINT_BYTES) >= TDM_ENDPOINT_BYTES)
         return tdm_fail(err, TDM_ERR_RANGE,
                         "the endpoint must be shorter than %d bytes: \"%.40s...\"",
-                        TDM_ENDPOINT_BYTES, door);
+                        TDM_ENDPOINT_BYTES, endpoint);
     tdm__member_key(member, key, "door/%010" PRIu32, epoch);
     for (;;) {
         tdm_error why = {0};
-        tdm_status status = tdm_kv_put(member->kv, key, door, 0, &why);
+        tdm_status status = tdm_kv_put(member->kv, key, endpoint, 0, &why);
         if (status == TDM_OK) return TDM_OK;
         if (status == TDM_ERR_INVALID) return tdm_fail(err, status, "%s", why.message);
         if (!tdm_member_epoch_holds(member, epoch))
@@ -430,7 +427,7 @@ tdm_status tdm_member_lookup_endpoint(tdm_member *member, uint32_t epoch, double
                                       char out[TDM_ENDPOINT_BYTES], tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
-    tdm_arena *arena = tdm_arena_create("door");
+    tdm_arena *arena = tdm_arena_create("endpoint");
     if (!arena) return tdm_fail_oom(err, "to look up rank 0");
     tdm__member_key(member, key, "door/%010" PRIu32, epoch);
     double until_s = tdm_kv_now(member->kv) + seconds;
