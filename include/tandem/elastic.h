@@ -1,5 +1,5 @@
 /*
- * elastic.h: membership of a session, and the loop that continues training when members die.
+ * elastic.h: membership of a session: how a worker process becomes a member.
  *
  * A session is one execution of a run, from `tandem train` to its end. Its members are worker
  * processes, each with a unique name that is never reused. They communicate through the store
@@ -10,6 +10,7 @@
  *     dead/ID          a worker is known to be dead (written by its agent), with the reason
  *     reports/N/ID     a member has left epoch N: the reason, and the members it could not reach
  *     epoch            the current epoch: its number and members, in order of rank
+ *     state            the last epoch that began with one state, and the hosts that have it
  *     door/N           endpoint of rank 0 in epoch N
  *     wishes/...       requests of users: stop, leave, save
  *     saved            result of the last requested checkpoint
@@ -17,18 +18,23 @@
  * `epoch` is changed only by compare-and-swap, so there is one sequence of epochs, no matter which
  * member proposes them.
  *
- * All values are JSON objects. These fields are read by processes other than their writer; values
- * may have more fields:
+ * All values are JSON objects, except door/N, which is the address. These fields are read by
+ * processes other than their writer; values may have more fields:
  *     about            expected: number of workers started at the beginning
- *     members/ID       host, slot, pid, agent (process that started it), orphan (that agent is gone), born
- *                      (revision of its first record), ready (waits to join, or is a member), epoch (its
- *                      last one; 0: none), phase, step, steps, speed, run, lease_s
- *     dead/ID          why ("killed by signal 9"), at (tdm_kv_now of its host when the death was detected)
- *     reports/N/ID     why, regroup (true: nothing failed), whole (it has the state), lost: [ID, ...],
- *                      closed: [ID, ...], the lost ones whose connection was closed without a goodbye,
+ *     hosts/HOST       vault (id of its shared memory segment), workers, starting (numbers)
+ *     members/ID       host, slot, pid, agent (process that started it), orphan (that agent is
+ *                      gone), born (revision of its first record), ready (waits to join, or is a
+ *                      member), vault (as above), epoch (its last one; 0: none), phase, step, steps,
+ *                      speed, run, lease_s
+ *     dead/ID          why ("killed by signal 9"), at (tdm_kv_now of its host when the death was
+ *                      detected)
+ *     reports/N/ID     why, regroup (true: nothing failed), whole (it has the state),
+ *                      lost: [ID, ...], the members that it could not reach,
+ *                      closed: [ID, ...], the lost ones whose connection was closed without a BYE,
  *                      refused: [ID, ...], those to which no connection is possible (certificates),
  *                      refusal: why
  *     epoch            number, members: [{id, host, pid}, ...], left: [{id, why, refused}, ...], by
+ *     state            epoch, holders: [{host, vault}, ...], the hosts with the newest state
  *     wishes/stop, wishes/leave/ID, wishes/save/DRAWN   why (optional)
  *     saved            step, path, status (a number; 0: it is on disk), message
  *     verdict          status (a number; 0: success), message, by

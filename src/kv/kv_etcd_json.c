@@ -15,7 +15,7 @@
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-static void put_bytes(tdm_json_writer *w, const char *key, const void *bytes, size_t count)
+static void json_put_bytes(tdm_json_writer *w, const char *key, const void *bytes, size_t count)
 {
     tdm_str text = TDM_STR_INIT;
     tdm_str_add_base64(&text, bytes, count);
@@ -24,47 +24,47 @@ static void put_bytes(tdm_json_writer *w, const char *key, const void *bytes, si
     tdm_str_release(&text);
 }
 
-static void put_number(tdm_json_writer *w, const char *key, uint64_t value)
+static void json_put_number(tdm_json_writer *w, const char *key, uint64_t value)
 {
     char text[24];
     snprintf(text, sizeof(text), "%llu", (unsigned long long)value);
     tdm_json_put_string(w, key, text);
 }
 
-static void put_key(tdm_json_writer *w, const char *key)
+static void json_put_key(tdm_json_writer *w, const char *key)
 {
-    put_bytes(w, "key", key, strlen(key));
+    json_put_bytes(w, "key", key, strlen(key));
 }
 
 /* All keys with the prefix sort before the prefix with its last byte incremented; text has no byte
  * 255. */
-static void put_prefix(tdm_json_writer *w, const char *prefix)
+static void json_put_prefix(tdm_json_writer *w, const char *prefix)
 {
     char end[TDM_KV_KEY_BYTES];
     size_t length = strlen(prefix);
     if (length == 0 || length >= sizeof(end)) {
-        put_bytes(w, "key", "", 1); /* one zero byte in both: all keys */
-        put_bytes(w, "range_end", "", 1);
+        json_put_bytes(w, "key", "", 1); /* one zero byte in both: all keys */
+        json_put_bytes(w, "range_end", "", 1);
         return;
     }
     memcpy(end, prefix, length + 1);
     end[length - 1] = (char)((unsigned char)end[length - 1] + 1);
-    put_bytes(w, "key", prefix, length);
-    put_bytes(w, "range_end", end, length);
+    json_put_bytes(w, "key", prefix, length);
+    json_put_bytes(w, "range_end", end, length);
 }
 
-static void put_item(tdm_json_writer *w, const char *key, const char *value, uint64_t lease)
+static void json_put_item(tdm_json_writer *w, const char *key, const char *value, uint64_t lease)
 {
-    put_key(w, key);
-    put_bytes(w, "value", value, strlen(value));
-    if (lease != 0) put_number(w, "lease", lease);
+    json_put_key(w, key);
+    json_put_bytes(w, "value", value, strlen(value));
+    if (lease != 0) json_put_number(w, "lease", lease);
 }
 
 void tdm__etcd_write_key(const char *key, tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
-    put_key(&w, key);
+    json_put_key(&w, key);
     tdm_json_object_end(&w);
 }
 
@@ -72,7 +72,7 @@ void tdm__etcd_write_prefix(const char *prefix, tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
-    put_prefix(&w, prefix);
+    json_put_prefix(&w, prefix);
     tdm_json_object_end(&w);
 }
 
@@ -80,7 +80,7 @@ void tdm__etcd_write_put(const char *key, const char *value, uint64_t lease, tdm
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
-    put_item(&w, key, value, lease);
+    json_put_item(&w, key, value, lease);
     tdm_json_object_end(&w);
 }
 
@@ -92,10 +92,10 @@ void tdm__etcd_write_swap(const char *key, uint64_t expected, const char *value,
     tdm_json_key(&w, "compare");
     tdm_json_array_begin(&w);
     tdm_json_object_begin(&w);
-    put_key(&w, key);
+    json_put_key(&w, key);
     tdm_json_put_string(&w, "target", "MOD");
     tdm_json_put_string(&w, "result", "EQUAL");
-    put_number(&w, "mod_revision", expected);
+    json_put_number(&w, "mod_revision", expected);
     tdm_json_object_end(&w);
     tdm_json_array_end(&w);
     tdm_json_key(&w, "success");
@@ -103,7 +103,7 @@ void tdm__etcd_write_swap(const char *key, uint64_t expected, const char *value,
     tdm_json_object_begin(&w);
     tdm_json_key(&w, "request_put");
     tdm_json_object_begin(&w);
-    put_item(&w, key, value, lease);
+    json_put_item(&w, key, value, lease);
     tdm_json_object_end(&w);
     tdm_json_object_end(&w);
     tdm_json_array_end(&w);
@@ -114,7 +114,7 @@ void tdm__etcd_write_lease(double seconds, tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
-    put_number(&w, "TTL", (uint64_t)ceil(seconds)); /* etcd supports whole seconds only */
+    json_put_number(&w, "TTL", (uint64_t)ceil(seconds)); /* etcd supports whole seconds only */
     tdm_json_object_end(&w);
 }
 
@@ -122,7 +122,7 @@ void tdm__etcd_write_id(uint64_t lease, tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
-    put_number(&w, "ID", lease);
+    json_put_number(&w, "ID", lease);
     tdm_json_object_end(&w);
 }
 
@@ -132,8 +132,8 @@ void tdm__etcd_write_watch(const char *prefix, uint64_t revision, tdm_str *out)
     tdm_json_object_begin(&w);
     tdm_json_key(&w, "create_request");
     tdm_json_object_begin(&w);
-    put_prefix(&w, prefix);
-    put_number(&w, "start_revision", revision + 1);
+    json_put_prefix(&w, prefix);
+    json_put_number(&w, "start_revision", revision + 1);
     tdm_json_object_end(&w);
     tdm_json_object_end(&w);
 }
@@ -169,7 +169,7 @@ static tdm_status response_parse(tdm__etcd_bytes in, const tdm_json **out, tdm_e
 }
 
 /* A 64-bit number: a string of digits or a number; missing means 0. */
-static bool get_number(const tdm_json *object, const char *key, uint64_t *out)
+static bool json_get_number(const tdm_json *object, const char *key, uint64_t *out)
 {
     const tdm_json *value = tdm_json_get(object, key);
     *out = 0;
@@ -183,7 +183,7 @@ static bool get_number(const tdm_json *object, const char *key, uint64_t *out)
 }
 
 /* Missing means false; anything but true and false is invalid. */
-static bool get_truth(const tdm_json *object, const char *key, bool *out)
+static bool json_get_bool(const tdm_json *object, const char *key, bool *out)
 {
     const tdm_json *value = tdm_json_get(object, key);
     *out = value && value->type == TDM_JSON_BOOL && value->boolean;
@@ -191,18 +191,18 @@ static bool get_truth(const tdm_json *object, const char *key, bool *out)
 }
 
 /* The revision of the store, which every response has except that of a watch that has ended. */
-static tdm_status get_revision(const tdm_json *object, uint64_t *out, tdm_error *err)
+static tdm_status json_get_revision(const tdm_json *object, uint64_t *out, tdm_error *err)
 {
     const tdm_json *header = tdm_json_get(object, "header");
-    if (!header || header->type != TDM_JSON_OBJECT || !get_number(header, "revision", out) ||
+    if (!header || header->type != TDM_JSON_OBJECT || !json_get_number(header, "revision", out) ||
         *out == 0)
         return response_invalid(err, "has no revision");
     return TDM_OK;
 }
 
 /* A base64 text shorter than `limit` bytes; missing means empty. */
-static tdm_status get_text(const tdm_json *object, const char *key, size_t limit, tdm_arena *arena,
-                           const char **out, tdm_error *err)
+static tdm_status json_get_text(const tdm_json *object, const char *key, size_t limit,
+                                tdm_arena *arena, const char **out, tdm_error *err)
 {
     const tdm_json *value = tdm_json_get(object, key);
     const char *coded = value ? tdm_json_as_string(value) : "";
@@ -231,14 +231,15 @@ static tdm_status get_text(const tdm_json *object, const char *key, size_t limit
     return TDM_OK;
 }
 
-static tdm_status get_item(const tdm_json *kv, tdm_arena *arena, tdm_kv_item *out, tdm_error *err)
+static tdm_status json_get_item(const tdm_json *kv, tdm_arena *arena, tdm_kv_item *out,
+                                tdm_error *err)
 {
-    if (kv->type != TDM_JSON_OBJECT || !get_number(kv, "mod_revision", &out->revision) ||
-        out->revision == 0 || !get_number(kv, "lease", &out->lease))
+    if (kv->type != TDM_JSON_OBJECT || !json_get_number(kv, "mod_revision", &out->revision) ||
+        out->revision == 0 || !json_get_number(kv, "lease", &out->lease))
         return response_invalid(err, "has a key without a revision");
-    TDM_TRY(get_text(kv, "key", TDM_KV_KEY_BYTES, arena, &out->key, err));
+    TDM_TRY(json_get_text(kv, "key", TDM_KV_KEY_BYTES, arena, &out->key, err));
     if (!*out->key) return response_invalid(err, "has an empty key");
-    return get_text(kv, "value", TDM_KV_VALUE_BYTES, arena, &out->value, err);
+    return json_get_text(kv, "value", TDM_KV_VALUE_BYTES, arena, &out->value, err);
 }
 
 tdm_status tdm__etcd_read_items(tdm__etcd_bytes in, tdm_arena *arena, tdm_kv_item **out,
@@ -247,17 +248,18 @@ tdm_status tdm__etcd_read_items(tdm__etcd_bytes in, tdm_arena *arena, tdm_kv_ite
     const tdm_json *response = NULL;
     uint64_t now = 0;
     TDM_TRY(response_parse(in, &response, err));
-    TDM_TRY(get_revision(response, &now, err));
+    TDM_TRY(json_get_revision(response, &now, err));
     const tdm_json *kvs = tdm_json_get(response, "kvs");
     if (kvs && kvs->type != TDM_JSON_ARRAY) return response_invalid(err, "has no list of keys");
     bool more = false;
-    if (!get_truth(response, "more", &more) || more) return response_invalid(err, "is incomplete");
+    if (!json_get_bool(response, "more", &more) || more)
+        return response_invalid(err, "is incomplete");
     size_t count = kvs ? kvs->count : 0;
     tdm_kv_item *items = tdm_arena_array(arena, count > 0 ? count : 1, sizeof(*items));
     if (!items) return tdm_fail_oom(err, "for etcd's response");
     size_t i = 0;
     for (const tdm_json *kv = kvs ? kvs->first : NULL; kv; kv = kv->next, i++) {
-        TDM_TRY(get_item(kv, arena, &items[i], err));
+        TDM_TRY(json_get_item(kv, arena, &items[i], err));
         if (i > 0 && strcmp(items[i - 1].key, items[i].key) >= 0)
             return response_invalid(err, "has keys out of order");
     }
@@ -272,7 +274,7 @@ tdm_status tdm__etcd_read_done(tdm__etcd_bytes in, tdm_error *err)
     const tdm_json *response = NULL;
     uint64_t now = 0;
     TDM_TRY(response_parse(in, &response, err));
-    return get_revision(response, &now, err);
+    return json_get_revision(response, &now, err);
 }
 
 tdm_status tdm__etcd_read_swap(tdm__etcd_bytes in, bool *swapped, uint64_t *revision,
@@ -282,8 +284,8 @@ tdm_status tdm__etcd_read_swap(tdm__etcd_bytes in, bool *swapped, uint64_t *revi
     uint64_t now = 0;
     bool succeeded = false;
     TDM_TRY(response_parse(in, &response, err));
-    TDM_TRY(get_revision(response, &now, err));
-    if (!get_truth(response, "succeeded", &succeeded))
+    TDM_TRY(json_get_revision(response, &now, err));
+    if (!json_get_bool(response, "succeeded", &succeeded))
         return response_invalid(err, "lacks the result");
     *swapped = succeeded;
     *revision = now;
@@ -298,7 +300,8 @@ tdm_status tdm__etcd_read_lease(tdm__etcd_bytes in, uint64_t *lease, uint64_t *s
     TDM_TRY(response_parse(in, &response, err));
     const tdm_json *result = tdm_json_get(response, "result");
     if (result && result->type == TDM_JSON_OBJECT) response = result;
-    if (!get_number(response, "ID", &id) || id == 0 || !get_number(response, "TTL", &length))
+    if (!json_get_number(response, "ID", &id) || id == 0 ||
+        !json_get_number(response, "TTL", &length))
         return response_invalid(err, "has no lease");
     *lease = id;
     *seconds = length;
@@ -320,7 +323,7 @@ tdm_status tdm__etcd_read_token(tdm__etcd_bytes in, char out[TDM__ETCD_TOKEN_BYT
 }
 
 /* Copies as much of a text as fits, in complete printable characters. */
-static void copy_message(const char *text, char out[TDM__ETCD_MESSAGE_BYTES])
+static void message_copy(const char *text, char out[TDM__ETCD_MESSAGE_BYTES])
 {
     size_t length = 0;
     for (;;) {
@@ -334,16 +337,16 @@ static void copy_message(const char *text, char out[TDM__ETCD_MESSAGE_BYTES])
 }
 
 /* Reads an object with "code" or "grpc_code", and "message" or "error". */
-static bool get_error(const tdm_json *object, tdm__etcd_error *out)
+static bool json_get_error(const tdm_json *object, tdm__etcd_error *out)
 {
     uint64_t code = 0;
     const char *key = tdm_json_get(object, "grpc_code") ? "grpc_code" : "code";
     const tdm_json *message = tdm_json_get(object, "message");
     if (!message) message = tdm_json_get(object, "error");
     const char *text = message ? tdm_json_as_string(message) : NULL;
-    if (!text || !get_number(object, key, &code) || code == 0 || code > 1000) return false;
+    if (!text || !json_get_number(object, key, &code) || code == 0 || code > 1000) return false;
     out->code = (int)code;
-    copy_message(text, out->message);
+    message_copy(text, out->message);
     return true;
 }
 
@@ -352,7 +355,8 @@ tdm_status tdm__etcd_read_error(tdm__etcd_bytes in, tdm__etcd_error *out, tdm_er
     const tdm_json *response = NULL;
     tdm__etcd_error found;
     TDM_TRY(response_parse(in, &response, err));
-    if (!get_error(response, &found)) return response_invalid(err, "is an error without a message");
+    if (!json_get_error(response, &found))
+        return response_invalid(err, "is an error without a message");
     *out = found;
     return TDM_OK;
 }
@@ -367,7 +371,7 @@ tdm_status tdm__etcd_read_watch(tdm__etcd_bytes in, tdm__etcd_watch_response *ou
     const tdm_json *error = tdm_json_get(response, "error");
     if (error) {
         found.event = TDM__ETCD_EVENT_ENDED;
-        if (!get_error(error, &found.why))
+        if (!json_get_error(error, &found.why))
             return response_invalid(err, "is an error without a message");
         *out = found;
         return TDM_OK;
@@ -378,10 +382,10 @@ tdm_status tdm__etcd_read_watch(tdm__etcd_bytes in, tdm__etcd_watch_response *ou
     const tdm_json *header = tdm_json_get(result, "header");
     const tdm_json *events = tdm_json_get(result, "events");
     const tdm_json *reason = tdm_json_get(result, "cancel_reason");
-    if (!get_truth(result, "created", &found.created) ||
-        !get_truth(result, "canceled", &canceled) ||
-        !get_number(result, "compact_revision", &compacted) ||
-        (header && !get_number(header, "revision", &found.revision)) ||
+    if (!json_get_bool(result, "created", &found.created) ||
+        !json_get_bool(result, "canceled", &canceled) ||
+        !json_get_number(result, "compact_revision", &compacted) ||
+        (header && !json_get_number(header, "revision", &found.revision)) ||
         (events && events->type != TDM_JSON_ARRAY))
         return response_invalid(err, "to a watch has invalid fields");
     if (compacted > 0) {
@@ -391,7 +395,7 @@ tdm_status tdm__etcd_read_watch(tdm__etcd_bytes in, tdm__etcd_watch_response *ou
         const char *text = reason ? tdm_json_as_string(reason) : NULL;
         found.event = TDM__ETCD_EVENT_ENDED;
         found.why.code = TDM__ETCD_UNAVAILABLE;
-        copy_message(text ? text : "it ended the watch", found.why.message);
+        message_copy(text ? text : "it ended the watch", found.why.message);
     } else if (events && events->count > 0) {
         if (found.revision == 0) return response_invalid(err, "to a watch has no revision");
         found.event = TDM__ETCD_EVENT_CHANGED;

@@ -1,8 +1,9 @@
 /*
  * epoch_describe.c: formats an epoch as JSON for the store and as text for the log.
  *
- * The list of members that were left out is copied from epoch to epoch as long as their records
- * exist: by this list they learn that they are fenced, and are not taken for new members.
+ * The list of excluded members ("left") is copied from epoch to epoch as long as their records
+ * exist. From this list they detect that they are fenced, and the others that they are not new
+ * members.
  */
 #include "membership/member.h"
 

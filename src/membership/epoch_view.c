@@ -14,53 +14,53 @@
 #include <string.h>
 
 /* The part of `key` after `prefix`; NULL: it does not start with it. */
-static const char *after_prefix(const char *key, const char *prefix)
+static const char *key_after(const char *key, const char *prefix)
 {
     size_t length = strlen(prefix);
     return strncmp(key, prefix, length) == 0 ? key + length : NULL;
 }
 
-static bool is_name(const char *id)
+static bool id_is_valid(const char *id)
 {
     size_t length = strnlen(id, TDM_MEMBER_ID_BYTES);
     return length > 0 && length < TDM_MEMBER_ID_BYTES && !strchr(id, '/');
 }
 
-/* NULL: the value is not a JSON object. */
-static const tdm_json *object_of(const tdm_kv_item *item, tdm_arena *arena)
+/* NULL: the value is not a JSON object. The functions below accept that, as an object without
+ * fields. */
+static const tdm_json *item_object(const tdm_kv_item *item, tdm_arena *arena)
 {
     const tdm_json *json = NULL;
     if (tdm_json_parse(item->value, strlen(item->value), arena, &json, NULL) != TDM_OK) return NULL;
     return json->type == TDM_JSON_OBJECT ? json : NULL;
 }
 
-static const char *text_of(const tdm_json *object, const char *key, const char *fallback)
+static const char *json_text(const tdm_json *object, const char *key, const char *fallback)
 {
     const char *text = tdm_json_as_string(tdm_json_get(object, key));
     return text ? text : fallback;
 }
 
-static uint64_t number_of(const tdm_json *object, const char *key)
+static uint64_t json_number(const tdm_json *object, const char *key)
 {
     uint64_t number = 0;
     const tdm_json *value = tdm_json_get(object, key);
     return value && tdm_json_as_u64(value, &number) ? number : 0;
 }
 
-static double real_of(const tdm_json *object, const char *key)
+static double json_real(const tdm_json *object, const char *key)
 {
     const tdm_json *value = tdm_json_get(object, key);
     return value && value->type == TDM_JSON_NUMBER ? value->number : 0;
 }
 
-/* As hexadecimal text: JSON numbers do not hold 64 bits. */
-static uint64_t shm_id_of(const tdm_json *object)
+/* The reverse of tdm__put_shm_id. */
+static uint64_t json_shm_id(const tdm_json *object)
 {
-    const char *text = text_of(object, "vault", "");
-    return strtoull(text, NULL, 16);
+    return strtoull(json_text(object, "vault", ""), NULL, 16);
 }
 
-static bool is_true(const tdm_json *object, const char *key)
+static bool json_is_true(const tdm_json *object, const char *key)
 {
     const tdm_json *value = tdm_json_get(object, key);
     return value && value->type == TDM_JSON_BOOL && value->boolean;
@@ -91,18 +91,18 @@ static tdm_status view_allocate(tdm__view *view, size_t epoch_size, tdm_arena *a
     return tdm_fail_oom(err, "for the members of a session");
 }
 
-static int64_t pid_of(const tdm_json *object)
+static int64_t json_pid(const tdm_json *object)
 {
-    uint64_t pid = number_of(object, "pid");
+    uint64_t pid = json_number(object, "pid");
     return pid < INT32_MAX ? (int64_t)pid : 0;
 }
 
-static tdm_status read_epoch(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena,
-                             tdm_error *err)
+static tdm_status view_read_epoch(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena,
+                                  tdm_error *err)
 {
-    const tdm_json *epoch = object_of(item, arena);
+    const tdm_json *epoch = item_object(item, arena);
     const tdm_json *members = tdm_json_get(epoch, "members");
-    uint64_t number = epoch ? number_of(epoch, "number") : 0;
+    uint64_t number = json_number(epoch, "number");
     if (!members || members->type != TDM_JSON_ARRAY || members->count == 0 ||
         members->count > TDM__MAX_EPOCH || number == 0 || number > UINT32_MAX)
         return tdm_fail(err, TDM_ERR_FORMAT,
@@ -113,66 +113,68 @@ static tdm_status read_epoch(tdm__view *view, const tdm_kv_item *item, tdm_arena
     view->number = (uint32_t)number;
     view->epoch_revision = item->revision;
     for (const tdm_json *one = members->first; one; one = one->next) {
-        const char *id = text_of(one, "id", ""), *host = text_of(one, "host", "");
-        if (!is_name(id) || strnlen(host, TDM_HOST_BYTES) >= TDM_HOST_BYTES ||
+        const char *id = json_text(one, "id", ""), *host = json_text(one, "host", "");
+        if (!id_is_valid(id) || strnlen(host, TDM_HOST_BYTES) >= TDM_HOST_BYTES ||
             tdm__view_find(view, id))
             return tdm_fail(err, TDM_ERR_FORMAT,
                             "the epoch in \"%s\" of the store has a duplicate or invalid member",
                             item->key);
         tdm__view_member *m = view_add(view, id, host);
         m->rank = view->size++;
-        m->pid = pid_of(one); /* its record may be gone when the pid is needed */
+        m->pid = json_pid(one); /* its record may be gone when the pid is needed */
     }
     return TDM_OK;
 }
 
 /* Marks the members that this epoch or earlier ones excluded. Only members in the table: those with
  * a record. */
-static void read_left(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena)
+static void view_read_excluded(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena)
 {
-    const tdm_json *left = tdm_json_get(object_of(item, arena), "left");
+    const tdm_json *left = tdm_json_get(item_object(item, arena), "left");
     if (!left || left->type != TDM_JSON_ARRAY) return;
     for (const tdm_json *one = left->first; one; one = one->next) {
-        tdm__view_member *m = tdm__view_find(view, text_of(one, "id", ""));
+        tdm__view_member *m = tdm__view_find(view, json_text(one, "id", ""));
         if (!m || m->rank >= 0) continue;
         m->is_excluded = true;
-        m->left_why = text_of(one, "why", "");
-        m->is_refused = is_true(one, "refused");
+        m->left_why = json_text(one, "why", "");
+        m->is_refused = json_is_true(one, "refused");
     }
 }
 
-static void read_record(tdm__view *view, const char *id, const tdm_kv_item *item, tdm_arena *arena)
+static void view_read_member(tdm__view *view, const char *id, const tdm_kv_item *item,
+                             tdm_arena *arena)
 {
-    const tdm_json *record = object_of(item, arena);
-    if (!record || !is_name(id)) return;
-    const char *host = text_of(record, "host", "");
+    const tdm_json *record = item_object(item, arena);
+    if (!record || !id_is_valid(id)) return;
+    const char *host = json_text(record, "host", "");
     if (strnlen(host, TDM_HOST_BYTES) >= TDM_HOST_BYTES) return;
     tdm__view_member *m = tdm__view_find(view, id);
     if (!m) m = view_add(view, id, host);
     m->has_record = true;
-    m->is_ready = is_true(record, "ready");
-    uint64_t slot = number_of(record, "slot");
+    m->is_ready = json_is_true(record, "ready");
+    uint64_t slot = json_number(record, "slot");
     m->slot = slot < INT32_MAX ? (int)slot : INT32_MAX;
-    m->pid = pid_of(record);
-    m->born = number_of(record, "born");
+    m->pid = json_pid(record);
+    m->born = json_number(record, "born");
     if (m->born == 0) m->born = item->revision;
-    m->lease_s = real_of(record, "lease_s");
-    m->shm_id = shm_id_of(record);
+    m->lease_s = json_real(record, "lease_s");
+    m->shm_id = json_shm_id(record);
 }
 
-static void read_dead(tdm__view *view, const char *id, const tdm_kv_item *item, tdm_arena *arena)
+static void view_read_dead(tdm__view *view, const char *id, const tdm_kv_item *item,
+                           tdm_arena *arena)
 {
     tdm__view_member *m = tdm__view_find(view, id);
     if (!m) return;
-    const tdm_json *object = object_of(item, arena);
+    const tdm_json *object = item_object(item, arena);
     m->is_dead = true;
-    m->dead_why = object ? text_of(object, "why", "it exited") : "it exited";
-    m->dead_at = object ? real_of(object, "at") : 0;
+    m->dead_why = json_text(object, "why", "it exited");
+    m->dead_at = json_real(object, "at");
 }
 
 /* The names in a list of a report. */
-static tdm_status read_names(const tdm_json *list, const tdm_kv_item *item, tdm_arena *arena,
-                             const char ***out, int *count, tdm_error *err)
+static tdm_status report_read_names(const tdm_json *list, const tdm_kv_item *item, tdm_arena *arena,
+                                    const char ***out, int *count, tdm_error *err)
 {
     if (!list || list->type != TDM_JSON_ARRAY || list->count == 0) return TDM_OK;
     *out = tdm_arena_array(arena, list->count, sizeof(**out));
@@ -184,98 +186,93 @@ static tdm_status read_names(const tdm_json *list, const tdm_kv_item *item, tdm_
     return TDM_OK;
 }
 
-static tdm_status read_report(tdm__view *view, const char *rest, const tdm_kv_item *item,
-                              tdm_arena *arena, tdm_error *err)
+static tdm_status view_read_report(tdm__view *view, const char *rest, const tdm_kv_item *item,
+                                   tdm_arena *arena, tdm_error *err)
 {
     char *end = NULL;
     unsigned long long number = strtoull(rest, &end, 10);
     if (number != view->number || *end != '/') return TDM_OK;
     tdm__view_member *m = tdm__view_find(view, end + 1);
     if (!m || m->rank < 0) return TDM_OK;
-    const tdm_json *report = object_of(item, arena);
+    const tdm_json *report = item_object(item, arena);
     m->has_reported = true;
-    m->is_regroup = report && is_true(report, "regroup");
-    m->has_state = report && is_true(report, "whole");
-    m->report_why = report ? text_of(report, "why", "") : "";
-    m->refusal = report ? text_of(report, "refusal", "") : "";
-    TDM_TRY(read_names(tdm_json_get(report, "lost"), item, arena, &m->lost, &m->lost_count, err));
-    TDM_TRY(
-        read_names(tdm_json_get(report, "closed"), item, arena, &m->closed, &m->closed_count, err));
-    return read_names(tdm_json_get(report, "refused"), item, arena, &m->refused, &m->refused_count,
-                      err);
+    m->is_regroup = json_is_true(report, "regroup");
+    m->has_state = json_is_true(report, "whole");
+    m->report_why = json_text(report, "why", "");
+    m->refusal = json_text(report, "refusal", "");
+    TDM_TRY(report_read_names(tdm_json_get(report, "lost"), item, arena, &m->lost, &m->lost_count,
+                              err));
+    TDM_TRY(report_read_names(tdm_json_get(report, "closed"), item, arena, &m->closed,
+                              &m->closed_count, err));
+    return report_read_names(tdm_json_get(report, "refused"), item, arena, &m->refused,
+                             &m->refused_count, err);
 }
 
-static void read_verdict(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena)
+static void view_read_verdict(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena)
 {
-    const tdm_json *verdict = object_of(item, arena);
-    uint64_t status = verdict ? number_of(verdict, "status") : TDM_ERR_INTERNAL;
+    const tdm_json *verdict = item_object(item, arena);
+    uint64_t status = verdict ? json_number(verdict, "status") : TDM_ERR_INTERNAL;
     bool is_known = status == TDM_OK;
     for (size_t i = 0; !is_known && tdm_status_at(i) >= 0; i++)
         is_known = (uint64_t)tdm_status_at(i) == status;
     view->has_verdict = true;
     view->verdict = is_known ? (tdm_status)status : TDM_ERR_INTERNAL;
-    view->verdict_text = verdict ? text_of(verdict, "message", "") : "";
+    view->verdict_text = json_text(verdict, "message", "");
 }
 
-static void read_host(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena)
+static void view_read_host(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena)
 {
-    const tdm_json *record = object_of(item, arena);
+    const tdm_json *record = item_object(item, arena);
     if (!record) return;
-    view->hosts[view->host_count++] = (tdm__view_host){.shm_id = shm_id_of(record),
-                                                       .workers = number_of(record, "workers"),
-                                                       .starting = number_of(record, "starting")};
+    view->hosts[view->host_count++] = (tdm__view_host){.shm_id = json_shm_id(record),
+                                                       .workers = json_number(record, "workers"),
+                                                       .starting = json_number(record, "starting")};
 }
 
-static tdm_status read_state(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena,
-                             tdm_error *err)
+static tdm_status view_read_state(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena,
+                                  tdm_error *err)
 {
-    const tdm_json *state = object_of(item, arena), *holders = tdm_json_get(state, "holders");
-    uint64_t epoch = state ? number_of(state, "epoch") : 0;
+    const tdm_json *state = item_object(item, arena), *holders = tdm_json_get(state, "holders");
+    uint64_t epoch = json_number(state, "epoch");
     view->state_revision = item->revision;
     if (epoch > UINT32_MAX || !holders || holders->type != TDM_JSON_ARRAY) return TDM_OK;
     view->state_epoch = (uint32_t)epoch;
     view->holders = tdm_arena_array(arena, holders->count + 1, sizeof(*view->holders));
     if (!view->holders) return tdm_fail_oom(err, "for %s", item->key);
     for (const tdm_json *one = holders->first; one; one = one->next)
-        view->holders[view->holder_count++] = (tdm__view_member){.host = text_of(one, "host", ""),
-                                                                 .shm_id = shm_id_of(one)};
+        view->holders[view->holder_count++] = (tdm__view_member){.host = json_text(one, "host", ""),
+                                                                 .shm_id = json_shm_id(one)};
     return TDM_OK;
 }
 
-static void read_about(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena)
-{
-    const tdm_json *about = object_of(item, arena);
-    view->has_about = true;
-    uint64_t expected = about ? number_of(about, "expected") : 0;
-    view->expected = expected < TDM__MAX_EPOCH ? (int)expected : TDM__MAX_EPOCH;
-}
-
 /* Reads the keys other than records; the table of members is complete. */
-static tdm_status read_rest(tdm__view *view, const char *key, const tdm_kv_item *item,
-                            tdm_arena *arena, tdm_error *err)
+static tdm_status view_read_key(tdm__view *view, const char *key, const tdm_kv_item *item,
+                                tdm_arena *arena, tdm_error *err)
 {
     const char *rest = NULL;
-    if ((rest = after_prefix(key, "dead/")) != NULL) {
-        read_dead(view, rest, item, arena);
-    } else if ((rest = after_prefix(key, "reports/")) != NULL) {
-        return read_report(view, rest, item, arena, err);
-    } else if ((rest = after_prefix(key, "wishes/leave/")) != NULL) {
+    if ((rest = key_after(key, "dead/")) != NULL) {
+        view_read_dead(view, rest, item, arena);
+    } else if ((rest = key_after(key, "reports/")) != NULL) {
+        return view_read_report(view, rest, item, arena, err);
+    } else if ((rest = key_after(key, "wishes/leave/")) != NULL) {
         tdm__view_member *m = tdm__view_find(view, rest);
         if (m) m->should_leave = true;
     } else if (strcmp(key, "epoch") == 0) {
-        read_left(view, item, arena);
+        view_read_excluded(view, item, arena);
     } else if (strcmp(key, "wishes/stop") == 0) {
         view->should_stop = true;
-    } else if (after_prefix(key, "wishes/save/") != NULL) {
+    } else if (key_after(key, "wishes/save/") != NULL) {
         if (item->revision > view->save_request) view->save_request = item->revision;
-    } else if (after_prefix(key, "hosts/") != NULL) {
-        read_host(view, item, arena);
+    } else if (key_after(key, "hosts/") != NULL) {
+        view_read_host(view, item, arena);
     } else if (strcmp(key, "state") == 0) {
-        return read_state(view, item, arena, err);
+        return view_read_state(view, item, arena, err);
     } else if (strcmp(key, "verdict") == 0) {
-        read_verdict(view, item, arena);
+        view_read_verdict(view, item, arena);
     } else if (strcmp(key, "about") == 0) {
-        read_about(view, item, arena);
+        uint64_t expected = json_number(item_object(item, arena), "expected");
+        view->has_about = true;
+        view->expected = expected < TDM__MAX_EPOCH ? (int)expected : TDM__MAX_EPOCH;
     }
     return TDM_OK;
 }
@@ -290,14 +287,14 @@ tdm_status tdm__view_read(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_
     size_t skip = strlen(prefix);
     for (size_t i = 0; i < view.item_count; i++)
         if (strcmp(items[i].key + skip, "epoch") == 0)
-            TDM_TRY(read_epoch(&view, &items[i], arena, err));
+            TDM_TRY(view_read_epoch(&view, &items[i], arena, err));
     if (!view.members) TDM_TRY(view_allocate(&view, 0, arena, err));
     for (size_t i = 0; i < view.item_count; i++) {
-        const char *id = after_prefix(items[i].key + skip, "members/");
-        if (id) read_record(&view, id, &items[i], arena);
+        const char *id = key_after(items[i].key + skip, "members/");
+        if (id) view_read_member(&view, id, &items[i], arena);
     }
     for (size_t i = 0; i < view.item_count; i++)
-        TDM_TRY(read_rest(&view, items[i].key + skip, &items[i], arena, err));
+        TDM_TRY(view_read_key(&view, items[i].key + skip, &items[i], arena, err));
     *out = view;
     return TDM_OK;
 }

@@ -105,7 +105,7 @@ static void loss_log(tdm_member *m, const tdm__view *view, const tdm__view_membe
 }
 
 /* The first reason in the store why the epoch has ended. */
-static bool epoch_is_over(tdm_member *m, const tdm__view *view, uint32_t active, char why[400])
+static bool epoch_has_ended(tdm_member *m, const tdm__view *view, uint32_t active, char why[400])
 {
     if (view->number < active) return false; /* an outdated read */
     if (view->number > active) {
@@ -116,7 +116,7 @@ static bool epoch_is_over(tdm_member *m, const tdm__view *view, uint32_t active,
     if (view->has_verdict) {
         if (m->verdict_s < 0) m->verdict_s = now_s;
         snprintf(why, 400, "the run has ended: %.300s", view->verdict_text);
-        /* A successful run ends here as well, soon. */
+        /* After a success, this member normally ends by itself: give it some time. */
         return view->verdict != TDM_OK || now_s - m->verdict_s > m->report_s;
     }
     for (int i = 0; i < view->size; i++) {
@@ -140,7 +140,7 @@ static unsigned member_requests(tdm_member *m, const tdm__view *view)
 {
     double now_s = tdm_kv_now(m->watch_kv);
     int count = 0;
-    bool has_room = tdm__view_newcomers(view, m->max, &count);
+    bool has_newcomers = tdm__view_newcomers(view, m->max, &count);
     if (view->number != m->seen_epoch) {
         m->seen_epoch = view->number;
         m->epoch_seen_s = now_s;
@@ -149,12 +149,13 @@ static unsigned member_requests(tdm_member *m, const tdm__view *view)
     }
     if (count > m->newcomer_count) m->newcomers_s = now_s; /* time of the last new member */
     m->newcomer_count = count;
+
     unsigned request = view->should_stop ? TDM_REQUEST_STOP : 0;
     if (tdm__view_leavers(view, m->min)) request |= TDM_REQUEST_REGROUP;
     double age_s = now_s - m->epoch_seen_s;
     bool has_settled = now_s - m->newcomers_s >= TDM__TIMING_MEMBERSHIP_JOIN_SETTLE_S ||
                        age_s >= TDM__TIMING_MEMBERSHIP_JOIN_MAX_S;
-    if (has_room && age_s >= TDM__TIMING_MEMBERSHIP_EPOCH_MIN_S && has_settled)
+    if (has_newcomers && age_s >= TDM__TIMING_MEMBERSHIP_EPOCH_MIN_S && has_settled)
         request |= TDM_REQUEST_REGROUP;
     return request;
 }
@@ -229,7 +230,7 @@ static tdm_status member_read_view(tdm_member *m, tdm__view *view, tdm_error *er
     }
     pthread_mutex_unlock(&m->lock);
     char why[400];
-    if (active && epoch_is_over(m, view, active, why)) member_interrupt(m, active, why);
+    if (active && epoch_has_ended(m, view, active, why)) member_interrupt(m, active, why);
     return TDM_OK;
 }
 
