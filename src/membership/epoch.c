@@ -12,7 +12,7 @@
  *      NONE -----------------> INTACT -----------------------------------------> BROKEN
  *                                ^                                                 |
  *                                +-------------------------------------------------+
- *                                  next proposal: the same state of the next number
+ *                                  next proposal, with the next number
  *
  * Decisions (tdm__epoch_decide). A verdict in the store ends the run for all members (END).
  *
@@ -31,8 +31,9 @@
  * When members have left a broken epoch, the first reporter proposes the next one as soon as the
  * others have reported or are given up. The second reporter proposes if the first has not done so
  * after some time, and so on. A member that is alive and has not reported is "missing". The first
- * case that applies to all missing members decides when they are given up (reports_due_s); report_s
- * is an option, 2 s. Without a case for all, the member with the longest time decides.
+ * case that applies decides when the missing members are given up (reports_due_s). The last three
+ * cases are those of one member; of several members, the longest time counts. report_s is an
+ * option, 2 s.
  *
  *   case                                           given up                     reason
  *   --------------------------------------------   --------------------------   -----------------
