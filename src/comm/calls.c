@@ -7,8 +7,16 @@
  * window, all others as a request.
  */
 #include "base/base.h"
+#include "comm/algorithm.h"
+#include "comm/choices.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/group.h"
+#include "comm/lanes.h"
+#include "comm/program.h"
+#include "comm/request.h"
+#include "comm/window.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /*
  * choices.c: tables of choices: read from a file, and serialised for the other ranks.
  *
- * Files (engine.h defines their format; tune.c writes them) and bytes are untrusted input: every
+ * Files (choices.h defines their format; tune.c writes them) and bytes are untrusted input: every
  * field of a row is validated. An invalid row makes the whole table invalid, and the error names
  * its byte offset. A row whose algorithm does not support a call is harmless: choose.c asks the
  * algorithm.
@@ -9,7 +9,7 @@
 #include <tandem/os.h>
 
 #include "base/base.h"
-#include "comm/engine.h"
+#include "comm/choices.h"
 
 #include <stdlib.h>
 #include <string.h>

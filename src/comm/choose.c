@@ -9,6 +9,8 @@
  * same choice.
  */
 #include "comm/algorithms/build.h"
+#include "comm/choices.h"
+#include "comm/engine.h"
 
 const tdm__algorithm_ops *const tdm__algorithms[] = {
     &tdm__algorithm_direct, &tdm__algorithm_ring,      &tdm__algorithm_doubling,

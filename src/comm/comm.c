@@ -6,8 +6,16 @@
  */
 #include "comm/comm.h"
 #include "base/base.h"
+#include "comm/assemble.h"
+#include "comm/choices.h"
 #include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/group.h"
 #include "comm/match.h"
+#include "comm/request.h"
+#include "comm/scratch.h"
+#include "comm/transfer.h"
+#include "comm/window.h"
 
 #include <stdlib.h>
 #include <string.h>

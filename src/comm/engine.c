@@ -10,6 +10,9 @@
  * messages.
  */
 #include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/request.h"
+#include "comm/transfer.h"
 #include "os/thread.h"
 
 #include <errno.h>

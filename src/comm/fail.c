@@ -11,8 +11,12 @@
  * returned them all. If a peer does not respond at all, the transport drops it after a grace
  * period.
  */
+#include "comm/fail.h"
 #include "base/base.h"
 #include "comm/engine.h"
+#include "comm/group.h"
+#include "comm/request.h"
+#include "comm/transfer.h"
 
 #include <stdio.h>
 #include <stdlib.h>

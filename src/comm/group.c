@@ -6,9 +6,14 @@
  * detected here and refused. Members on one host share a window: the lowest of them creates it and
  * sends its offset to the others by messages of the group.
  */
+#include "comm/group.h"
 #include "base/base.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/lanes.h"
+#include "comm/transfer.h"
+#include "comm/window.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,9 +7,9 @@
  * is therefore sufficient for any range. Everything here is a pure function of lanes and size, so
  * all ranks compute the same leaves without communication.
  */
+#include "comm/lanes.h"
 #include "base/base.h"
 #include "comm/comm.h"
-#include "comm/engine.h"
 
 #include <stdlib.h>
 

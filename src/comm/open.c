@@ -10,6 +10,8 @@
  *   otherwise                      shm within hosts, tcp between them
  */
 #include "base/base.h"
+#include "comm/assemble.h"
+#include "comm/choices.h"
 #include "comm/engine.h"
 #include "transport/alone.h"
 #include "transport/registry.h"

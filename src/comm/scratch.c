@@ -6,6 +6,7 @@
  * KEPT_BYTES, and reuses them for programs that need about as much. Small buffers come from the
  * arena (program.c). The comm's lock protects the cache.
  */
+#include "comm/scratch.h"
 #include "comm/engine.h"
 
 #include <stdlib.h>

@@ -13,8 +13,13 @@
  * transport lost a peer is deferred to the engine's next round (tdm__engine_losses), since the
  * transport may be in the middle of an operation.
  */
+#include "comm/transfer.h"
 #include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/group.h"
 #include "comm/match.h"
+#include "comm/program.h"
+#include "comm/request.h"
 
 #include <stdio.h>
 #include <stdlib.h>

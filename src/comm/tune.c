@@ -8,7 +8,7 @@
  */
 
 #include "base/base.h"
-#include "comm/engine.h"
+#include "comm/choices.h"
 #include "os/os.h"
 
 #include <limits.h>

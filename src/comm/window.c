@@ -1,23 +1,18 @@
 /*
- * window.c: the shared memory through which the members of a group on one host run collectives.
- *
- *  block: | counters | cells [slot][member] | staging [stage][flight][member] |
- *
- * A call uses the slot and the stage selected by its sequence number. In its cell a member
- * describes its call and its progress. A member writes only to its own cells; all members read all
- * cells. Invariants:
- *  1. A member writes to its cell of a slot only when all members have ended the previous call of that
- *     slot, and to a stage only when all have ended the previous call of that stage: so a slow neighbour
- *     never reads data of a later call. `done` of a member: it has ended all calls before that number.
- *  2. The content of a cell is complete before its counter is raised (release), and is read after the
- *     counter was seen (acquire).
- *  3. A program compares headers when it first sees that a neighbour has posted.
+ * window.c: the block of a window: its creation, its slots and stages, and the cells in it.
+ * window.h has the layout and the invariants.
  *
  * A member whose slot is still in use increments `waiting`, and is notified when a member ends a
  * call.
  */
+#include "comm/window.h"
 #include "base/base.h"
-#include "comm/window_inner.h"
+#include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/group.h"
+#include "comm/lanes.h"
+#include "comm/program.h"
+#include "comm/request.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -288,7 +283,7 @@ static uint64_t agreed_of(const tdm__head *head)
     return hash_mix(hash_mix(hash_mix(head->group, small), head->count), head->layout);
 }
 
-void tdm__window_say(const tdm_group *group, const tdm__head *head)
+void tdm__window_describe(const tdm_group *group, const tdm__head *head)
 {
     const tdm__window *w = group->window;
     tdm__cell *cell = tdm__window_cell(w, head->sequence, w->local_index);
@@ -311,7 +306,8 @@ bool tdm__window_has_posted(const tdm__window *w, uint32_t sequence, int local_i
 {
     const tdm__cell *cell = tdm__window_cell(w, sequence, local_index);
     uint64_t counter = atomic_load_explicit(&cell->counter, memory_order_acquire);
-    return tdm__reached(counter, ((uint64_t)sequence << 32) + value);
+    uint64_t wanted = ((uint64_t)sequence << 32) + value;
+    return (int64_t)(counter - wanted) >= 0; /* both may have wrapped around */
 }
 
 void tdm__window_raise(const tdm__window *w, uint32_t sequence, uint32_t value)

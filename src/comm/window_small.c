@@ -16,8 +16,15 @@
  * already written.
  */
 #include "base/base.h"
+#include "comm/algorithm.h"
 #include "comm/comm.h"
-#include "comm/window_inner.h"
+#include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/group.h"
+#include "comm/lanes.h"
+#include "comm/program.h"
+#include "comm/request.h"
+#include "comm/window.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -107,7 +114,7 @@ static void small_publish(const tdm_group *group, const tdm__head *head, const t
 {
     tdm__cell *cell = tdm__window_cell(group->window, head->sequence, group->window->local_index);
     cell->in_offset = cell->out_offset = UINT64_MAX;
-    tdm__window_say(group, head);
+    tdm__window_describe(group, head);
     if (call->kind == TDM_CALL_BARRIER || call->count == 0 || !call_has_input(group, call)) return;
     size_t bytes = bytes_of(group, call);
     int parts = own_parts(group, call);

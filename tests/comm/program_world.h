@@ -14,6 +14,11 @@
 #include "base/base.h"
 #include "check.h"
 #include "comm/algorithms/build.h"
+#include "comm/engine.h"
+#include "comm/group.h"
+#include "comm/request.h"
+#include "comm/scratch.h"
+#include "comm/transfer.h"
 
 #include <stdlib.h>
 

@@ -4,7 +4,7 @@
  */
 #include <tandem/os.h>
 
-#include "comm/engine.h"
+#include "comm/choices.h"
 
 #include "check.h"
 

@@ -10,8 +10,14 @@
 #define TANDEM_TESTS_COMM_WINDOW_WORLD_H
 
 #include "check.h"
+#include "comm/algorithm.h"
+#include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/group.h"
 #include "comm/match.h"
-#include "comm/window_inner.h"
+#include "comm/request.h"
+#include "comm/transfer.h"
+#include "comm/window.h"
 
 #include <stdlib.h>
 #include <unistd.h>

@@ -5,6 +5,8 @@
  * or other local state: all ranks must compute the same division into segments and the same steps.
  */
 #include "comm/algorithms/build.h"
+#include "comm/choices.h"
+#include "comm/engine.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -32,9 +32,14 @@
  *  2. Results of r are read before their reader posts "staged r + 2", and are overwritten by those of
  *     r + 2 only after all have posted that.
  */
+#include "comm/algorithm.h"
 #include "comm/algorithms/build.h"
 #include "comm/algorithms/host_sums.h"
-#include "comm/window_inner.h"
+#include "comm/group.h"
+#include "comm/lanes.h"
+#include "comm/program.h"
+#include "comm/request.h"
+#include "comm/window.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -545,7 +550,7 @@ static void hierarchy_describe(tdm_request *request, int segment)
     const tdm__window *w = request->group->window;
     tdm__cell *cell = tdm__window_cell(w, request->head.sequence, w->local_index);
     cell->in_offset = cell->out_offset = UINT64_MAX;
-    tdm__window_say(request->group, &request->head);
+    tdm__window_describe(request->group, &request->head);
 }
 
 /* ---- the call --------------------------------------------------------------------------------- */

@@ -33,7 +33,12 @@
  * call is ended by an error, a neighbour may still write at most one piece to its buffer before it
  * detects that.
  */
-#include "comm/window_inner.h"
+#include "comm/window.h"
+#include "comm/algorithm.h"
+#include "comm/group.h"
+#include "comm/lanes.h"
+#include "comm/program.h"
+#include "comm/request.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -179,7 +184,7 @@ static void window_publish(tdm_request *request)
     const window_call *s = request->state;
     tdm__cell *cell = tdm__window_cell(group->window, request->head.sequence,
                                        group->window->local_index);
-    tdm__window_say(group, &request->head);
+    tdm__window_describe(group, &request->head);
     cell->in_offset = cell->out_offset = UINT64_MAX;
     if (call->kind == TDM_CALL_ALL_REDUCE ||
         (call->kind == TDM_CALL_REDUCE && group->rank == call->root))

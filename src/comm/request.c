@@ -1,5 +1,5 @@
 /*
- * run.c: requests and their programs: start, progress, end.
+ * request.c: requests and their programs: start, progress, end.
  *
  * A request is divided into segments, up to `cut.flight` of which have a program at a time. A
  * program runs until it must wait (JOIN, AWAIT), and is tried again in the engine's next round.
@@ -13,7 +13,15 @@
  * Requests and the arenas of their programs are reused, so calls in the steady state allocate
  * nothing.
  */
+#include "comm/request.h"
 #include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/group.h"
+#include "comm/lanes.h"
+#include "comm/program.h"
+#include "comm/scratch.h"
+#include "comm/transfer.h"
+#include "comm/window.h"
 
 #include <stdlib.h>
 #include <string.h>
