@@ -459,11 +459,11 @@ bool tdm_request_test(tdm_request *request)
 {
     tdm_comm *comm = request->group->comm;
     tdm__comm_lock(comm);
-    if (!request->done) {
+    if (request->state != TDM__REQUEST_DONE) {
         tdm__engine_progress(comm);
-        if (!request->done) tdm__engine_timers(comm);
+        if (request->state != TDM__REQUEST_DONE) tdm__engine_timers(comm);
     }
-    bool done = request->done;
+    bool done = request->state == TDM__REQUEST_DONE;
     tdm__comm_unlock(comm);
     return done;
 }

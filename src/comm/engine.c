@@ -76,7 +76,7 @@ static void record_wait(tdm_comm *comm, tdm_request *request)
 {
     int missing = -1;
     if (tdm__request_missing(request, &missing, 1) == 0) missing = -1;
-    if (request->waits && request->waits_for == missing) return;
+    if (request->waits_for == missing) return;
     tdm_trace_event event = {.kind = TDM_TRACE_RESUME,
                              .peer = request->waits_for,
                              .group = request->head.group,
@@ -84,11 +84,10 @@ static void record_wait(tdm_comm *comm, tdm_request *request)
                              .step = request->head.step,
                              .call = (uint8_t)request->call.kind,
                              .dtype = request->head.dtype};
-    if (request->waits && request->waits_for >= 0) tdm__record(comm->recorder, event);
+    if (request->waits_for >= 0) tdm__record(comm->recorder, event);
     event.kind = TDM_TRACE_WAIT;
     event.peer = missing;
     if (missing >= 0) tdm__record(comm->recorder, event);
-    request->waits = true;
     request->waits_for = missing;
 }
 
@@ -116,9 +115,9 @@ static void engine_sleep(tdm_comm *comm, tdm_request *request, bool own)
 void tdm__engine_wait(tdm_comm *comm, tdm_request *request)
 {
     int rounds = 0;
-    while (!request->done) {
+    while (request->state != TDM__REQUEST_DONE) {
         bool changed = tdm__engine_progress(comm);
-        if (request->done) break;
+        if (request->state == TDM__REQUEST_DONE) break;
         if (!changed)
             engine_sleep(comm, request, true);
         else if (++rounds % 64 == 0)

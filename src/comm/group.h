@@ -5,6 +5,22 @@
  * all make the same calls in the same order (group.c). The last TDM__HISTORY calls are kept, so that
  * late messages can be compared with them. The comm's lock protects everything that changes after
  * the group's creation, except is_broken.
+ *
+ * The life of a group: it is open until the first error, and never repaired.
+ *
+ *            created               an error               destroyed
+ *    (none) ---------> OPEN ---------------------> BROKEN ---------> (none; its error is kept)
+ *       |               |                            ^
+ *       |               `------- destroyed ------>   |
+ *       `----- created after the world was revoked, -'
+ *              a member was lost, or another member broke it
+ *
+ *   transition          function
+ *   created             tdm_group_create; the world's: tdm__comm_assemble
+ *   OPEN -> BROKEN      tdm__group_break (fail.c): pending calls end with the error, later calls
+ *                       fail with it immediately, messages of the group are dropped
+ *   destroyed           tdm_group_destroy, tdm_comm_close; the error of a broken group is kept for
+ *                       its late messages (tdm__early_keep)
  */
 #ifndef TANDEM_COMM_GROUP_H
 #define TANDEM_COMM_GROUP_H

@@ -48,6 +48,7 @@ tdm_request *tdm__request_create(tdm_group *group)
         if (!request) return NULL;
     }
     request->group = group;
+    request->waits_for = -1;
     for (int i = 0; i < TDM__MAX_FLIGHT; i++) request->programs[i].request = request;
     return request;
 }
@@ -66,9 +67,9 @@ void tdm__request_release(tdm_request *request)
     }
     for (int i = 0; i < TDM__MAX_FLIGHT; i++)
         tdm__scratch_give_back(comm, &request->programs[i].blocks);
-    free(request->state);
+    free(request->algorithm_data);
     free(request->copy);
-    request->state = request->copy = NULL;
+    request->algorithm_data = request->copy = NULL;
     request->next = comm->free_requests;
     comm->free_requests = request;
 }
@@ -115,6 +116,7 @@ void tdm__request_start(tdm_request *request)
     while (*link && (*link)->call.priority <= request->call.priority) link = &(*link)->next;
     request->next = *link;
     *link = request;
+    request->state = TDM__REQUEST_RUNNING;
     request_record(request, TDM_TRACE_BEGIN, TDM_OK);
     tdm__transfers_check(request);
 }
@@ -162,18 +164,33 @@ static void request_finish(tdm_request *request)
     if (request->group->window && request->head.kind < TDM_CALL_SEND)
         tdm__window_ended(request->group, request->head.sequence);
     request_record(request, TDM_TRACE_END, request->error.status);
-    request->done = true;
+    request->state = TDM__REQUEST_DONE;
     if (comm->waiters) pthread_cond_broadcast(&comm->changed);
     if (comm->polled_for == request) comm->transport->ops->wake(comm->transport);
 }
 
+void tdm__request_suspect(tdm_request *request, const tdm_error *error)
+{
+    if (!tdm__request_is_open(request) || request->error.status != TDM_OK) return;
+    request->error = *error;
+    if (request->state == TDM__REQUEST_LATE) return; /* the cause is being asked for already */
+    request->state = TDM__REQUEST_SUSPECT;
+    request->suspect_s = tdm__comm_now(request->group->comm) + SUSPECT_S;
+}
+
 void tdm__request_end(tdm_request *request, const tdm_error *error)
 {
-    if (request->done || request->ending) return;
-    request->ending = true;
+    if (!tdm__request_is_open(request)) return;
+    request->state = TDM__REQUEST_ENDING;
     request->ending_s = tdm__comm_now(request->group->comm);
     request->error = *error;
     tdm__transfers_cancel(request);
+}
+
+/* Whether its programs may continue. */
+static bool request_runs(const tdm_request *request)
+{
+    return tdm__request_is_open(request) && request->error.status == TDM_OK;
 }
 
 /* ---- programs --------------------------------------------------------------------------------- */
@@ -229,7 +246,7 @@ static void program_execute(tdm__program *p, const tdm__instruction *instruction
 static void program_run(tdm__program *p, bool *changed)
 {
     tdm_request *request = p->request;
-    while (p->at < p->count && !request->ending && !p->no_memory) {
+    while (p->at < p->count && request_runs(request) && !p->no_memory) {
         tdm__instruction instruction = p->list[p->at];
         if (instruction.op == TDM__OP_JOIN && p->pending > 0) return;
         if (instruction.op == TDM__OP_AWAIT &&
@@ -239,7 +256,7 @@ static void program_run(tdm__program *p, bool *changed)
         *changed = true;
         program_execute(p, &instruction);
     }
-    if (p->at == p->count && p->pending == 0 && !request->ending) {
+    if (p->at == p->count && p->pending == 0 && request_runs(request)) {
         p->active = false;
         count_active(request, false);
         request->ended_segments++;
@@ -247,21 +264,9 @@ static void program_run(tdm__program *p, bool *changed)
     }
 }
 
-static bool out_of_memory(tdm_request *request)
-{
-    for (int i = 0; i < request->cut.flight; i++)
-        if (request->programs[i].no_memory) {
-            tdm__group_break(request->group, true, TDM_ERR_PEER_FAILED,
-                             "rank %d has no memory for a call of %zu elements",
-                             request->group->comm->rank, request->call.count);
-            return true;
-        }
-    return false;
-}
-
 static void request_run_segments(tdm_request *request, bool *changed)
 {
-    for (int i = 0; i < request->cut.flight && !request->ending; i++) {
+    for (int i = 0; i < request->cut.flight && request_runs(request); i++) {
         tdm__program *p = &request->programs[i];
         if (!p->active) {
             if (request->next_segment >= request->segment_count || !may_begin(request)) continue;
@@ -269,28 +274,19 @@ static void request_run_segments(tdm_request *request, bool *changed)
             *changed = true;
         }
         program_run(p, changed);
+        if (p->no_memory)
+            tdm__group_break(request->group, true, TDM_ERR_PEER_FAILED,
+                             "rank %d has no memory for a call of %zu elements",
+                             request->group->comm->rank, request->call.count);
     }
-}
-
-/* A transfer has failed. That is rarely the root cause; a report of the cause says more and is on
- * its way. The call stops, and ends with the transfer's error if no report arrives. */
-static void request_suspect(tdm_request *request)
-{
-    if (request->suspect_s == 0)
-        request->suspect_s = tdm__comm_now(request->group->comm) + SUSPECT_S;
 }
 
 void tdm__request_run(tdm_request *request, bool *changed)
 {
-    if (request->done) return;
-    if (request->error.status != TDM_OK && !request->ending) {
-        request_suspect(request);
-        return;
-    }
-    if (!request->ending) request_run_segments(request, changed);
-    if (!request->ending) out_of_memory(request);
-    bool over = request->ending ? request->outstanding == 0
-                                : request->ended_segments == request->segment_count;
+    request_run_segments(request, changed);
+    bool over = request->state == TDM__REQUEST_ENDING
+                    ? request->outstanding == 0
+                    : request_runs(request) && request->ended_segments == request->segment_count;
     if (!over) return;
     request_finish(request);
     *changed = true;

@@ -231,18 +231,19 @@ void tdm__transfer_notice(tdm_request *request, int peer)
     if (t) transfer_queue(comm, t);
 }
 
-/* Records that a transfer failed; the first error is kept. */
-static void transfer_note_failure(const tdm__transfer *t, tdm_status status)
+/* Tells the call if its transfer has failed. */
+static void transfer_check_status(const tdm__transfer *t, tdm_status status)
 {
-    tdm_request *request = t->request;
-    if (status == TDM_OK || request->ending || request->error.status != TDM_OK) return;
+    if (status == TDM_OK) return;
+    tdm_error error;
     const char *what = t->receive ? "receiving from" : "sending to";
-    if (request->group->comm->peer_states[t->peer] == TDM_PEER_LEFT)
-        tdm_fail(&request->error, TDM_ERR_PEER_LEFT, "%s rank %d failed: it has left the world",
-                 what, t->peer);
+    if (t->request->group->comm->peer_states[t->peer] == TDM_PEER_LEFT)
+        tdm_fail(&error, TDM_ERR_PEER_LEFT, "%s rank %d failed: it has left the world", what,
+                 t->peer);
     else
-        tdm_fail(&request->error, TDM_ERR_PEER_FAILED, "%s rank %d failed: %s", what, t->peer,
+        tdm_fail(&error, TDM_ERR_PEER_FAILED, "%s rank %d failed: %s", what, t->peer,
                  tdm_status_text(status));
+    tdm__request_suspect(t->request, &error);
 }
 
 static void transfer_sent(void *user, void *cookie, tdm_status status)
@@ -257,7 +258,7 @@ static void transfer_sent(void *user, void *cookie, tdm_status status)
         t->request->outstanding--;
         t->program->pending--;
         transfer_record(comm, TDM_TRACE_SENT, t->peer, &t->head);
-        transfer_note_failure(t, status);
+        transfer_check_status(t, status);
     }
     list_remove(comm, t);
 }
@@ -279,7 +280,7 @@ static void transfer_received(void *user, void *cookie, tdm_status status)
     request->outstanding--;
     t->program->pending--;
     transfer_record(comm, TDM_TRACE_RECEIVED, t->peer, &t->head);
-    transfer_note_failure(t, status);
+    transfer_check_status(t, status);
     list_remove(comm, t);
 }
 

@@ -252,7 +252,7 @@ void tdm__window_build_small(tdm__program *program)
 {
     tdm_request *request = program->request;
     const tdm_group *group = request->group;
-    const small_state *state = request->state;
+    const small_state *state = request->algorithm_data;
     if (!state || !state->posted) {
         tdm__program_await(program, -1, 0);
         tdm__program_call(program, small_describe);
@@ -305,7 +305,7 @@ static tdm_status wait_for_rest(tdm_group *group, const tdm__head *head, const t
     request->head = *head;
     request->algorithm = &tdm__algorithm_window;
     request->cut = tdm__algorithm_window.cut(group, call);
-    request->state = state;
+    request->algorithm_data = state;
     request->begin_s = tdm__comm_now(group->comm);
     request->deadline_s = request->begin_s + deadline_s;
     tdm__request_start(request);

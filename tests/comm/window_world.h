@@ -376,7 +376,7 @@ static inline tdm_status run_call(member *m, const tdm_call *call)
     tdm_arena_destroy(p->arena);
     tdm__tree_plan_release(&request->plan);
     tdm__leaves_release(&request->leaves);
-    free(request->state);
+    free(request->algorithm_data);
     free(request->copy);
     free(request);
     return group->broken.status;

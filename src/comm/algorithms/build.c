@@ -80,14 +80,14 @@ const uint8_t *tdm__all_to_all_input(const tdm__segment *s)
     const tdm_call *call = s->call;
     if (call->in != call->out || call->count == 0) return tdm__in_at(s, 0);
     tdm_request *request = s->program->request;
-    if (!request->state) {
-        request->state = malloc(call->count * s->unit);
-        if (request->state)
-            memcpy(request->state, call->in, call->count * s->unit);
+    if (!request->algorithm_data) {
+        request->algorithm_data = malloc(call->count * s->unit);
+        if (request->algorithm_data)
+            memcpy(request->algorithm_data, call->in, call->count * s->unit);
         else
             s->program->no_memory = true;
     }
-    return request->state;
+    return request->algorithm_data;
 }
 
 void tdm__send_some(const tdm__segment *s, int peer, uint32_t step, const void *from,

@@ -98,7 +98,7 @@ static int helper_of(const tdm_group *group, int host, int q)
 /* Slice `index` of round `r`: a rail's, or a rank's for kinds that have slices. */
 static tdm_extent slice_of(const tdm_request *request, size_t r, int index)
 {
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     const tdm_call *call = &request->call;
     if (tdm__kind_has_slices(call->kind)) {
         tdm_extent whole = tdm__call_slice(call, request->group->size, index);
@@ -119,7 +119,7 @@ static tdm_extent slice_of(const tdm_request *request, size_t r, int index)
 static uint8_t *hierarchy_staging(const tdm_request *request, size_t r, int local, int part,
                                   int index)
 {
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     uint8_t *at = tdm__window_staging(request->group->window, request->head.sequence,
                                       (int)(r % TDM__WINDOW_FLIGHT), local);
     return at + ((size_t)part * (size_t)s->slots + (size_t)index) * s->slice * s->width;
@@ -127,13 +127,13 @@ static uint8_t *hierarchy_staging(const tdm_request *request, size_t r, int loca
 
 static uint8_t *result_of(const tdm_request *request, size_t r, int local, int index)
 {
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     return hierarchy_staging(request, r, local, s->max_parts, index);
 }
 
 static uint8_t *out_at(const tdm_request *request, size_t element)
 {
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     return (uint8_t *)request->call.out + element * s->width;
 }
 
@@ -146,20 +146,20 @@ static size_t own_first(const tdm_request *request)
 
 static uint32_t step_of(const tdm_request *request, size_t r, int index)
 {
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     return (uint32_t)r * (uint32_t)(s->sums.count + 1) + (uint32_t)index;
 }
 
 /* Sends unless the message is empty. */
 static void hierarchy_send(tdm__program *p, int peer, uint32_t step, const void *from, size_t count)
 {
-    const hierarchy_call *s = p->request->state;
+    const hierarchy_call *s = p->request->algorithm_data;
     if (count) tdm__program_send(p, peer, step, from, count * s->width);
 }
 
 static void hierarchy_recv(tdm__program *p, int peer, uint32_t step, void *to, size_t count)
 {
-    const hierarchy_call *s = p->request->state;
+    const hierarchy_call *s = p->request->algorithm_data;
     if (count) tdm__program_recv(p, peer, step, to, count * s->width);
 }
 
@@ -175,7 +175,7 @@ static uint8_t *sum_buffer(const hierarchy_call *s, int sum)
 static const uint8_t *make_sum(tdm__program *p, size_t r, int index, int sum, void *to)
 {
     const tdm_request *request = p->request;
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     const tdm_group *group = request->group;
     const tdm__host_sum *about = &s->sums.list[sum];
     tdm_extent slice = slice_of(request, r, index);
@@ -200,7 +200,7 @@ static const uint8_t *make_sum(tdm__program *p, size_t r, int index, int sum, vo
 static void add_hosts(tdm__program *p, const void *const *sources, void *const *places,
                       int place_count, size_t count)
 {
-    const hierarchy_call *s = p->request->state;
+    const hierarchy_call *s = p->request->algorithm_data;
     tdm__program_tree(p, &s->sums.plan, sources, places, place_count, count, 0);
 }
 
@@ -208,7 +208,7 @@ static void add_hosts(tdm__program *p, const void *const *sources, void *const *
  * memory. */
 static const void **make_sums(tdm__program *p, size_t r, int index)
 {
-    const hierarchy_call *s = p->request->state;
+    const hierarchy_call *s = p->request->algorithm_data;
     const void **at = tdm__program_scratch(p, (size_t)s->sums.count * sizeof(*at));
     for (int i = 0; at && i < s->sums.count; i++)
         at[i] = s->sums.list[i].host == s->host ? make_sum(p, r, index, i, sum_buffer(s, i))
@@ -221,7 +221,7 @@ static const void **make_sums(tdm__program *p, size_t r, int index)
 /* Host h's share of a slice, if the owners share the addition. */
 static tdm_extent share_of(const tdm_request *request, size_t r, int host)
 {
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     tdm_extent slice = slice_of(request, r, s->local);
     if (s->one_step) return (tdm_extent){.first = 0, .count = slice.count};
     return tdm_group_slice(slice.count, request->group->host_count, host);
@@ -242,7 +242,7 @@ static int root_host(const tdm_request *request)
 static const void **exchange_sums(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     const tdm_group *group = request->group;
     bool to_root = request->call.kind == TDM_CALL_REDUCE;
     const void **at = make_sums(p, r, s->local);
@@ -272,7 +272,7 @@ static const void **exchange_sums(tdm__program *p, size_t r)
 static void finish_sums(tdm__program *p, size_t r, const void *const *at)
 {
     const tdm_request *request = p->request;
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     const tdm_group *group = request->group;
     bool to_root = request->call.kind == TDM_CALL_REDUCE;
     if (to_root && s->host != root_host(request)) return;
@@ -310,7 +310,7 @@ static void finish_sums(tdm__program *p, size_t r, const void *const *at)
 /* The member of this host that reads slice `index` of its neighbours' input to a sum. */
 static int reader_of(const tdm_request *request, int index)
 {
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     const tdm_group *group = request->group;
     if (request->call.kind != TDM_CALL_REDUCE_SCATTER) return index;
     return group->host_of[index] == s->host ? group->local_of[index]
@@ -322,7 +322,7 @@ static void hierarchy_stage(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
     const tdm_call *call = &request->call;
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     int rank = request->group->rank;
     if (call->kind == TDM_CALL_BROADCAST && rank != call->root) return;
     if (call->kind == TDM_CALL_ALL_GATHER) {
@@ -348,7 +348,7 @@ static void hierarchy_stage(tdm__program *p, size_t r)
 static void begin_broadcast(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     const tdm_group *group = request->group;
     bool root = group->rank == request->call.root;
     int from = group->local_of[request->call.root];
@@ -374,7 +374,7 @@ static void begin_broadcast(tdm__program *p, size_t r)
 static void begin_all_gather(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     const tdm_group *group = request->group;
     tdm_extent own = slice_of(request, r, group->rank);
     const uint8_t *in = (const uint8_t *)request->call.in +
@@ -401,7 +401,7 @@ static void begin_all_gather(tdm__program *p, size_t r)
 static const void **begin_reduce_scatter(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     const tdm_group *group = request->group;
     int made = s->sums.count;
     for (int q = 0; q < group->size; q++) {
@@ -426,7 +426,7 @@ static const void **begin_reduce_scatter(tdm__program *p, size_t r)
 /* Starts the messages of round `r`. Returns what hierarchy_finish() needs, or NULL. */
 static const void **hierarchy_begin(tdm__program *p, size_t r)
 {
-    const hierarchy_call *s = p->request->state;
+    const hierarchy_call *s = p->request->algorithm_data;
     switch (p->request->call.kind) {
     case TDM_CALL_BROADCAST: begin_broadcast(p, r); return NULL;
     case TDM_CALL_ALL_GATHER: begin_all_gather(p, r); return NULL;
@@ -453,7 +453,7 @@ static void hierarchy_collect(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
     const tdm_call *call = &request->call;
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     const tdm_group *group = request->group;
     bool here = s->host == root_host(request);
     if (call->kind == TDM_CALL_REDUCE_SCATTER || (call->kind == TDM_CALL_BROADCAST && here)) return;
@@ -493,7 +493,7 @@ static void next_rounds(tdm_request *request, int segment);
 
 static void write_rounds(tdm__program *p)
 {
-    hierarchy_call *s = p->request->state;
+    hierarchy_call *s = p->request->algorithm_data;
     for (int i = 0; i < BATCH_ROUNDS && s->next_round < s->rounds; i++) {
         size_t r = s->next_round++;
         tdm__program_await(p, -1, staged_value(r));
@@ -616,7 +616,7 @@ static void cut_rounds(hierarchy_call *s, const tdm_group *group, const tdm_call
  * others. */
 static int sums_at_once(const tdm_request *request)
 {
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     const tdm_group *group = request->group;
     int own = 0, served = 0;
     if (request->call.kind != TDM_CALL_REDUCE_SCATTER) return s->sums.count;
@@ -635,8 +635,8 @@ static bool make_state(tdm_request *request)
     hierarchy_call *s = calloc(1, sizeof(*s) +
                                       (sums ? tdm__host_sums_bytes(request->leaves.count) : 0));
     if (!s) return false;
-    free(request->state);
-    request->state = s;
+    free(request->algorithm_data);
+    request->algorithm_data = s;
     s->width = tdm_dtype_bytes(call->dtype);
     s->host = group->host_of[group->rank];
     s->local = group->local_of[group->rank];
@@ -666,7 +666,7 @@ static void hierarchy_build(tdm__program *program, size_t first, size_t count)
         program->no_memory = true;
         return;
     }
-    const hierarchy_call *s = request->state;
+    const hierarchy_call *s = request->algorithm_data;
     bool empty = !barrier && s->rounds == 0;
     tdm__program_await(program, -1, 0);
     tdm__program_call(program, hierarchy_describe);

@@ -73,7 +73,7 @@ static bool is_sliced(tdm_call_kind kind)
 /* The piece of member `m` in round `r`: elements of the whole. */
 static tdm_extent piece_of(const tdm_request *request, size_t r, int m)
 {
-    const window_call *s = request->state;
+    const window_call *s = request->algorithm_data;
     const tdm_call *call = &request->call;
     int size = request->group->size;
     size_t begin = r * s->slice;
@@ -101,7 +101,7 @@ static tdm_extent piece_of(const tdm_request *request, size_t r, int m)
 /* Staging of member `m`: first its pieces for the others, [part][member], then its results. */
 static uint8_t *window_staging(const tdm_request *request, size_t r, int m, int part, int target)
 {
-    const window_call *s = request->state;
+    const window_call *s = request->algorithm_data;
     uint8_t *at = tdm__window_staging(request->group->window, request->head.sequence,
                                       (int)(r % TDM__WINDOW_FLIGHT), m);
     size_t index = (size_t)part * (size_t)request->group->size + (size_t)target;
@@ -117,7 +117,7 @@ static uint8_t *window_staging(const tdm_request *request, size_t r, int m, int 
  */
 static uint8_t *result_of(const tdm_request *request, size_t r, int m)
 {
-    const window_call *s = request->state;
+    const window_call *s = request->algorithm_data;
     if (request->group->size == 2) return window_staging(request, r, 1 - m, 0, m);
     return window_staging(request, r, m, s->max_parts, 0);
 }
@@ -181,7 +181,7 @@ static void window_publish(tdm_request *request)
     const tdm_group *group = request->group;
     const tdm_call *call = &request->call;
     const tdm__host *host = group->window->host;
-    const window_call *s = request->state;
+    const window_call *s = request->algorithm_data;
     tdm__cell *cell = tdm__window_cell(group->window, request->head.sequence,
                                        group->window->local_index);
     tdm__window_describe(group, &request->head);
@@ -247,7 +247,7 @@ static void add_direct(tdm__program *p, tdm_extent part, uint8_t *const *to, int
                        size_t to_first)
 {
     const tdm_request *request = p->request;
-    const window_call *s = request->state;
+    const window_call *s = request->algorithm_data;
     const tdm__tree_plan *plan = &request->plan;
     const void **sources = tdm__program_scratch(p, (size_t)plan->leaf_count * sizeof(*sources));
     void **places = tdm__program_scratch(p, (size_t)to_count * sizeof(*places));
@@ -266,7 +266,7 @@ static void add_direct(tdm__program *p, tdm_extent part, uint8_t *const *to, int
 
 static void copy_direct(tdm__program *p, uint8_t *to, const uint8_t *from, size_t bytes)
 {
-    const window_call *s = p->request->state;
+    const window_call *s = p->request->algorithm_data;
     for (size_t at = 0; at < bytes; at += CHUNK_BYTES) {
         size_t now = bytes - at < CHUNK_BYTES ? bytes - at : CHUNK_BYTES;
         tdm__program_copy(p, to + at, from + at, now, s->stream);
@@ -277,7 +277,7 @@ static void copy_direct(tdm__program *p, uint8_t *to, const uint8_t *from, size_
 static void reduce_direct(tdm__program *p)
 {
     const tdm_request *request = p->request;
-    const window_call *s = request->state;
+    const window_call *s = request->algorithm_data;
     int size = request->group->size;
     bool all = request->call.kind == TDM_CALL_ALL_REDUCE;
     uint8_t **places = tdm__program_scratch(p, (size_t)size * sizeof(*places));
@@ -298,7 +298,7 @@ static void write_direct(tdm__program *p)
 {
     const tdm_request *request = p->request;
     const tdm_call *call = &request->call;
-    const window_call *s = request->state;
+    const window_call *s = request->algorithm_data;
     int size = request->group->size, rank = request->group->rank;
     uint8_t *out = call->out;
     tdm_extent mine = tdm__call_slice(call, size, rank);
@@ -331,7 +331,7 @@ static void window_stage(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
     const tdm_call *call = &request->call;
-    const window_call *s = request->state;
+    const window_call *s = request->algorithm_data;
     int rank = request->group->rank;
     bool root = rank == call->root;
     const uint8_t *in = call->in;
@@ -369,7 +369,7 @@ static void window_add(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
     const tdm_call *call = &request->call;
-    const window_call *s = request->state;
+    const window_call *s = request->algorithm_data;
     int rank = request->group->rank;
     const void **sources = tdm__program_scratch(p, (size_t)request->plan.leaf_count *
                                                        sizeof(*sources));
@@ -396,7 +396,7 @@ static void window_collect(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
     const tdm_call *call = &request->call;
-    const window_call *s = request->state;
+    const window_call *s = request->algorithm_data;
     int size = request->group->size, rank = request->group->rank;
     uint8_t *out = call->out;
     tdm_extent mine = tdm__call_slice(call, size, rank);
@@ -441,7 +441,7 @@ static void next_rounds(tdm_request *request, int segment);
 
 static void write_rounds(tdm__program *p)
 {
-    window_call *s = p->request->state;
+    window_call *s = p->request->algorithm_data;
     for (int i = 0; i < BATCH_ROUNDS && s->next_round < s->rounds; i++) {
         size_t r = s->next_round++;
         bool last = r + 1 == s->rounds;
@@ -474,7 +474,7 @@ static void next_rounds(tdm_request *request, int segment)
 static void window_choose_method(tdm_request *request, int segment)
 {
     tdm__program *p = &request->programs[segment];
-    window_call *s = request->state;
+    window_call *s = request->algorithm_data;
     if (can_go_direct(request)) {
         write_direct(p);
         return;
@@ -494,7 +494,7 @@ static void window_choose_method(tdm_request *request, int segment)
 static bool copy_input(tdm_request *request)
 {
     tdm_call *call = &request->call;
-    const window_call *s = request->state;
+    const window_call *s = request->algorithm_data;
     if (call->kind != TDM_CALL_ALL_TO_ALL || call->in != call->out) return true;
     size_t bytes = call->count * s->width;
     free(request->copy);
@@ -550,8 +550,8 @@ static void window_build(tdm__program *program, size_t first, size_t count)
         program->no_memory = true;
         return;
     }
-    free(request->state);
-    request->state = s;
+    free(request->algorithm_data);
+    request->algorithm_data = s;
     s->width = tdm_dtype_bytes(call->dtype);
     s->max_parts = tdm__window_max_parts(request->group, call);
     s->late = call->kind == TDM_CALL_ALL_REDUCE || call->kind == TDM_CALL_REDUCE;
