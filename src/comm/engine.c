@@ -72,7 +72,7 @@ static void engine_nap(tdm_comm *comm)
 /* Records the rank that a call waits for, if it differs from the last record: a long wait consists
  * of many sleeps, and the ring buffer is short. Must be called before the sleep: the request may be
  * freed after it. */
-static void record_wait(tdm_comm *comm, tdm_request *request)
+static void request_record_wait(tdm_comm *comm, tdm_request *request)
 {
     int missing = -1;
     if (tdm__request_missing(request, &missing, 1) == 0) missing = -1;
@@ -102,7 +102,7 @@ static void engine_sleep(tdm_comm *comm, tdm_request *request, bool own)
         engine_nap(comm);
         return;
     }
-    record_wait(comm, request);
+    request_record_wait(comm, request);
     comm->polled = true;
     comm->polled_for = own ? request : NULL;
     tdm__comm_unlock(comm);
@@ -128,19 +128,19 @@ void tdm__engine_wait(tdm_comm *comm, tdm_request *request)
 
 /* ---- progress thread -------------------------------------------------------------------------- */
 
-static tdm_request *in_background(const tdm_comm *comm)
+static tdm_request *comm_background_request(const tdm_comm *comm)
 {
     for (tdm_request *r = comm->pending; r; r = r->next)
         if (r->background) return r;
     return NULL;
 }
 
-static void *progress_thread(void *user)
+static void *engine_progress_thread(void *user)
 {
     tdm_comm *comm = user;
     tdm__comm_lock(comm);
     while (!comm->closing) {
-        tdm_request *request = in_background(comm);
+        tdm_request *request = comm_background_request(comm);
         if (!request) {
             if (engine_send_tells(comm)) continue;
             if (comm->waiters)
@@ -151,7 +151,7 @@ static void *progress_thread(void *user)
         } else if (comm->polled) {
             engine_nap(comm);
         } else if (!tdm__engine_progress(comm)) {
-            request = in_background(comm);
+            request = comm_background_request(comm);
             if (request) engine_sleep(comm, request, false);
         } else if (comm->waiters) {
             /* Lets the woken threads see that their call has ended. */
@@ -167,7 +167,8 @@ bool tdm__engine_background(tdm_comm *comm)
 {
     if (comm->no_threads || comm->closing) return false;
     if (!comm->has_thread)
-        comm->has_thread = tdm__thread_start(&comm->thread, progress_thread, comm, NULL) == TDM_OK;
+        comm->has_thread = tdm__thread_start(&comm->thread, engine_progress_thread, comm, NULL) ==
+                           TDM_OK;
     pthread_cond_broadcast(&comm->changed);
     if (comm->polled) comm->transport->ops->wake(comm->transport);
     return comm->has_thread;

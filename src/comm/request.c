@@ -123,7 +123,7 @@ void tdm__request_start(tdm_request *request)
 
 /* ---- limit of active bytes -------------------------------------------------------------------- */
 
-static bool is_oldest(const tdm_request *request)
+static bool request_is_oldest(const tdm_request *request)
 {
     const tdm_group *group = request->group;
     for (const tdm_request *r = group->comm->pending; r; r = r->next)
@@ -134,15 +134,15 @@ static bool is_oldest(const tdm_request *request)
 }
 
 /* Whether the next segment may begin now. Calls through windows have their own limit there. */
-static bool may_begin(const tdm_request *request)
+static bool request_may_begin(const tdm_request *request)
 {
     if (request->head.kind >= TDM_CALL_SEND) return true;
     if (request->algorithm->window) return tdm__window_is_near(request);
     return request->group->comm->active_bytes < TDM_CALLS_ACTIVE_BYTES ||
-           request->segment_bytes <= SMALL_BYTES || is_oldest(request);
+           request->segment_bytes <= SMALL_BYTES || request_is_oldest(request);
 }
 
-static void count_active(const tdm_request *request, bool begins)
+static void request_count_active(const tdm_request *request, bool begins)
 {
     if (request->algorithm->window || request->head.kind >= TDM_CALL_SEND) return;
     size_t *active = &request->group->comm->active_bytes;
@@ -155,7 +155,7 @@ static void request_finish(tdm_request *request)
 {
     tdm_comm *comm = request->group->comm;
     for (int i = 0; i < request->cut.flight; i++) /* after an error some have not ended */
-        if (request->programs[i].active) count_active(request, false);
+        if (request->programs[i].active) request_count_active(request, false);
     tdm_request **link = &comm->pending;
     while (*link && *link != request) link = &(*link)->next;
     if (*link) *link = request->next;
@@ -207,7 +207,7 @@ static bool segment_begin(tdm_request *request, tdm__program *p)
     p->no_memory = false;
     p->segment = (int)request->next_segment++;
     p->active = true;
-    count_active(request, true);
+    request_count_active(request, true);
     size_t first = (size_t)p->segment * request->cut.segment;
     size_t left = tdm__call_span(&request->call, request->group->size) - first;
     request->algorithm->build(p, first, left < request->cut.segment ? left : request->cut.segment);
@@ -258,7 +258,7 @@ static void program_run(tdm__program *p, bool *changed)
     }
     if (p->at == p->count && p->pending == 0 && request_runs(request)) {
         p->active = false;
-        count_active(request, false);
+        request_count_active(request, false);
         request->ended_segments++;
         *changed = true;
     }
@@ -269,7 +269,8 @@ static void request_run_segments(tdm_request *request, bool *changed)
     for (int i = 0; i < request->cut.flight && request_runs(request); i++) {
         tdm__program *p = &request->programs[i];
         if (!p->active) {
-            if (request->next_segment >= request->segment_count || !may_begin(request)) continue;
+            if (request->next_segment >= request->segment_count || !request_may_begin(request))
+                continue;
             if (!segment_begin(request, p)) p->no_memory = true;
             *changed = true;
         }
@@ -294,7 +295,7 @@ void tdm__request_run(tdm_request *request, bool *changed)
 
 /* ---- missing ranks ---------------------------------------------------------------------------- */
 
-static void add_missing(int rank, int *out, int *count, int max)
+static void missing_add(int rank, int *out, int *count, int max)
 {
     for (int i = 0; i < *count; i++)
         if (out[i] == rank) return;
@@ -307,7 +308,7 @@ int tdm__request_missing(tdm_request *request, int *out, int max)
     const tdm__window *w = group->window;
     int count = 0;
     for (const tdm__transfer *t = group->comm->transfers; t; t = t->next) {
-        if (t->request == request) add_missing(t->peer, out, &count, max);
+        if (t->request == request) missing_add(t->peer, out, &count, max);
         if (t->next == group->comm->transfers) break;
     }
     for (int i = 0; i < request->cut.flight; i++) {
@@ -317,7 +318,7 @@ int tdm__request_missing(tdm_request *request, int *out, int max)
         for (int k = 0; k < w->local_count; k++)
             if (k != w->local_index && (await.peer < 0 || await.peer == k) &&
                 !tdm__window_reached(p, k, await.value))
-                add_missing(group->ranks[w->local_members[k]], out, &count, max);
+                missing_add(group->ranks[w->local_members[k]], out, &count, max);
     }
     return count;
 }

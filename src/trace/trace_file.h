@@ -94,7 +94,7 @@ static inline uint32_t tdm__trace_stamp_of(uint64_t seal)
 /* Copies event `number` of a ring that may be written concurrently. False if it is not complete. */
 bool tdm__trace_copy(const tdm__trace_ring *ring, uint64_t number, tdm_trace_event *out);
 /* The boot ID of this machine, and when process `pid` (0: this one) started; "" and 0 if they are
- * unknown, or there is no such process. */
+ * unknown, or the process does not exist. */
 void tdm__trace_boot(char out[40]);
 uint64_t tdm__trace_pid_start(int64_t pid);
 
