@@ -8,6 +8,7 @@
  * While rank 0 measures the bound of the memory, the others sleep at a barrier.
  */
 #include "bench.h"
+#include "bench_bound.h"
 
 #include <tandem/os.h>
 
@@ -215,7 +216,7 @@ static tdm_status measure_bound(bencher *b, bench_row *row, tdm_error *err)
 {
     if (row->bytes >= MIN_BOUND && b->out->one_host && b->out->size > 1 && b->out->rank == 0) {
         double seconds = b->plan->seconds < 1 ? b->plan->seconds : 1;
-        TDM_TRY(tdm_comm_memory_bound(row->bytes, b->out->size, seconds, &row->bound_s, err));
+        TDM_TRY(bench_memory_bound(row->bytes, b->out->size, seconds, &row->bound_s, err));
     }
     return tdm_group_barrier(b->world, err);
 }

@@ -268,6 +268,7 @@ static bool begin(tester *t)
         struct epoll_event event = {.events = EPOLLIN, .data.ptr = &links[i]};
         if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0)
             return false;
+        links[i].state = TDM__TCP_LINK_OPEN;
         links[i].stream = tdm__stream_of(pair[0]);
         t->far[i] = pair[1];
         if (epoll_ctl(tcp->poll_fd, EPOLL_CTL_ADD, pair[0], &event) != 0) return false;

@@ -337,15 +337,6 @@ TDM_API bool tdm_tune_path(char *out, size_t out_bytes);
 TDM_API tdm_status tdm_tune_write(const char *path, const tdm_tune_row *rows, int count,
                                   tdm_error *err);
 
-/*
- * Measures the limit set by memory bandwidth: the time in which `thread_count` threads of this
- * process do the work of an all-reduce of f32 on warm buffers, each adding its share of the same
- * bytes and copying the rest. Returns the fastest of the passes that fit into `seconds`, of at
- * least three. Other load on the machine affects the result.
- */
-TDM_API tdm_status tdm_comm_memory_bound(size_t bytes, int thread_count, double seconds,
-                                         double *out_s, tdm_error *err);
-
 /* ---- built-in transports ---------------------------------------------------------------------- */
 
 /* Iterates over the transports: name, description, and whether the transport is usable here (else

@@ -7,28 +7,36 @@
  * window, all others as a request.
  */
 #include "base/base.h"
+#include "comm/algorithm.h"
+#include "comm/choices.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/group.h"
+#include "comm/lanes.h"
+#include "comm/program.h"
+#include "comm/request.h"
+#include "comm/window.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- validation ------------------------------------------------------------------------------- */
 
-static bool is_pair(tdm_call_kind kind)
+static bool kind_is_pair(tdm_call_kind kind)
 {
     return kind == TDM_CALL_SEND || kind == TDM_CALL_RECV;
 }
 
-static bool has_other(tdm_call_kind kind)
+static bool kind_has_peer(tdm_call_kind kind)
 {
-    return tdm__kind_has_root(kind) || is_pair(kind);
+    return tdm__kind_has_root(kind) || kind_is_pair(kind);
 }
 
 /* A slice may overwrite its own range in a part, which no other rank reads. Since slices may have
  * any length, other ranges of a part may contain data that is still to be sent. */
-static tdm_status check_overlap(const tdm_group *group, const tdm_call *call, int part,
-                                tdm_error *err)
+static tdm_status call_check_overlap(const tdm_group *group, const tdm_call *call, int part,
+                                     tdm_error *err)
 {
     if (call->kind != TDM_CALL_REDUCE_SCATTER || !call->cuts) return TDM_OK;
     size_t unit = tdm_dtype_bytes(call->dtype);
@@ -43,7 +51,7 @@ static tdm_status check_overlap(const tdm_group *group, const tdm_call *call, in
                     part, slice.first);
 }
 
-static tdm_status check_reduction(const tdm_group *group, const tdm_call *call, tdm_error *err)
+static tdm_status call_check_reduction(const tdm_group *group, const tdm_call *call, tdm_error *err)
 {
     tdm__reducer reducer = tdm__reducer_of(call);
     TDM_TRY(tdm__reducer_check(&reducer, err));
@@ -61,13 +69,13 @@ static tdm_status check_reduction(const tdm_group *group, const tdm_call *call, 
                             "rank %d of the group must pass %d parts (tdm_lane_nodes), but part "
                             "%d is NULL",
                             group->rank, parts, i);
-        TDM_TRY(check_overlap(group, call, i, err));
+        TDM_TRY(call_check_overlap(group, call, i, err));
     }
     return TDM_OK;
 }
 
 /* Whether this rank must pass `in`. */
-static bool needs_in(const tdm_group *group, const tdm_call *call)
+static bool call_needs_in(const tdm_group *group, const tdm_call *call)
 {
     switch (call->kind) {
     case TDM_CALL_SEND: return true;
@@ -78,7 +86,7 @@ static bool needs_in(const tdm_group *group, const tdm_call *call)
     }
 }
 
-static bool needs_out(const tdm_group *group, const tdm_call *call)
+static bool call_needs_out(const tdm_group *group, const tdm_call *call)
 {
     switch (call->kind) {
     case TDM_CALL_BARRIER:
@@ -90,17 +98,17 @@ static bool needs_out(const tdm_group *group, const tdm_call *call)
     }
 }
 
-static tdm_status check_buffers(const tdm_group *group, const tdm_call *call, tdm_error *err)
+static tdm_status call_check_buffers(const tdm_group *group, const tdm_call *call, tdm_error *err)
 {
     if (call->kind == TDM_CALL_BARRIER || call->count == 0) return TDM_OK;
-    if (needs_in(group, call) && !call->in)
+    if (call_needs_in(group, call) && !call->in)
         return tdm_fail(err, TDM_ERR_INVALID, "`in` is NULL on rank %d", group->rank);
-    if (needs_out(group, call) && !call->out)
+    if (call_needs_out(group, call) && !call->out)
         return tdm_fail(err, TDM_ERR_INVALID, "`out` is NULL on rank %d", group->rank);
-    return tdm__kind_reduces(call->kind) ? check_reduction(group, call, err) : TDM_OK;
+    return tdm__kind_reduces(call->kind) ? call_check_reduction(group, call, err) : TDM_OK;
 }
 
-static tdm_status check_call(const tdm_group *group, const tdm_call *call, tdm_error *err)
+static tdm_status call_check(const tdm_group *group, const tdm_call *call, tdm_error *err)
 {
     if (call->kind < TDM_CALL_BARRIER || call->kind > TDM_CALL_RECV)
         return tdm_fail(err, TDM_ERR_INVALID, "invalid kind of call %d", (int)call->kind);
@@ -111,10 +119,10 @@ static tdm_status check_call(const tdm_group *group, const tdm_call *call, tdm_e
             return tdm_fail(err, TDM_ERR_RANGE, "%zu elements exceed the maximum size of a call",
                             call->count);
     }
-    if (has_other(call->kind) && (call->root < 0 || call->root >= group->size))
+    if (kind_has_peer(call->kind) && (call->root < 0 || call->root >= group->size))
         return tdm_fail(err, TDM_ERR_RANGE, "root is %d in a group of %d ranks", call->root,
                         group->size);
-    if (is_pair(call->kind) && call->root == group->rank)
+    if (kind_is_pair(call->kind) && call->root == group->rank)
         return tdm_fail(err, TDM_ERR_INVALID,
                         "rank %d cannot send to or receive from itself; copy instead", call->root);
     if ((unsigned)call->algorithm > TDM_ALGORITHM_WINDOW)
@@ -125,7 +133,7 @@ static tdm_status check_call(const tdm_group *group, const tdm_call *call, tdm_e
                         call->deadline_s, TDM__MAX_SECONDS);
     if (call->cuts && tdm__kind_has_cuts(call->kind))
         TDM_TRY(tdm__cuts_check(call->cuts, call->count, group->size, err));
-    return check_buffers(group, call, err);
+    return call_check_buffers(group, call, err);
 }
 
 /* ---- in-place buffers ------------------------------------------------------------------------- */
@@ -176,7 +184,7 @@ static void call_resolve_buffers(const tdm_group *group, tdm_call *call)
         call->lanes = NULL;
         call->parts = NULL;
     }
-    if (!has_other(call->kind)) call->root = 0;
+    if (!kind_has_peer(call->kind)) call->root = 0;
     if (!tdm__kind_has_cuts(call->kind)) call->cuts = NULL;
 
     if (call->count == 0) {
@@ -200,10 +208,10 @@ static void call_resolve_buffers(const tdm_group *group, tdm_call *call)
     call_resolve_slice(group, call);
 }
 
-static tdm__head make_head(const tdm_group *group, const tdm_call *call, tdm_algorithm algorithm,
+static tdm__head call_head(const tdm_group *group, const tdm_call *call, tdm_algorithm algorithm,
                            uint32_t sequence)
 {
-    bool pair = is_pair(call->kind);
+    bool pair = kind_is_pair(call->kind);
     tdm__head head = {.world = group->comm->control->world,
                       .epoch = group->comm->epoch,
                       .group = group->id,
@@ -226,7 +234,7 @@ static tdm__head make_head(const tdm_group *group, const tdm_call *call, tdm_alg
 
 static bool pair_fits(const tdm_group *group, const tdm_call *call)
 {
-    return group->size > 1 && is_pair(call->kind);
+    return group->size > 1 && kind_is_pair(call->kind);
 }
 
 static tdm__cut pair_cut(const tdm_group *group, const tdm_call *call)
@@ -255,7 +263,7 @@ static const tdm__algorithm_ops algorithm_pair = {.id = TDM_ALGORITHM_AUTO,
 
 /* The leaves of a reduction and the order in which they are added: the group's, created once, for
  * one lane per rank; else the call's. */
-static tdm_status plan_reduction(tdm_request *request, tdm_error *err)
+static tdm_status request_plan_reduction(tdm_request *request, tdm_error *err)
 {
     tdm_group *group = request->group;
     if (!tdm__kind_reduces(request->call.kind)) return TDM_OK;
@@ -288,11 +296,11 @@ static tdm_status request_prepare(tdm_request *request, tdm_error *err)
 {
     tdm_group *group = request->group;
     tdm_call *call = &request->call;
-    if (is_pair(call->kind)) {
+    if (kind_is_pair(call->kind)) {
         request->algorithm = &algorithm_pair;
     } else {
         TDM_TRY(tdm__choose(group, call, &request->algorithm, err));
-        TDM_TRY(plan_reduction(request, err));
+        TDM_TRY(request_plan_reduction(request, err));
     }
     request->cut = request->algorithm->cut(group, call);
     request->begin_s = tdm__comm_now(group->comm);
@@ -302,7 +310,7 @@ static tdm_status request_prepare(tdm_request *request, tdm_error *err)
     return TDM_OK;
 }
 
-static bool has_left(const tdm_group *group)
+static bool group_has_left(const tdm_group *group)
 {
     if (group->comm->left_count == 0) return false;
     for (int i = 0; i < group->size; i++)
@@ -316,29 +324,29 @@ static tdm_status request_begin(tdm_request *request, tdm_error *err)
     tdm_group *group = request->group;
     const tdm_call *call = &request->call;
     uint32_t sequence;
-    if (is_pair(call->kind)) {
+    if (kind_is_pair(call->kind)) {
         if (!tdm__group_pair_next(group, call->root, call->tag, call->kind == TDM_CALL_RECV,
                                   &sequence))
             return tdm_fail_oom(err, "for a call");
     } else {
         sequence = group->next_sequence++;
     }
-    request->head = make_head(group, call, request->algorithm->id, sequence);
-    if (!is_pair(call->kind)) group->history[sequence % TDM__HISTORY] = request->head;
-    if (has_left(group)) request->left_s = request->begin_s + TDM__LEFT_GRACE_S;
+    request->head = call_head(group, call, request->algorithm->id, sequence);
+    if (!kind_is_pair(call->kind)) group->history[sequence % TDM__HISTORY] = request->head;
+    if (group_has_left(group)) request->left_s = request->begin_s + TDM__LEFT_GRACE_S;
     tdm__request_start(request);
     return TDM_OK;
 }
 
-static tdm_status broken_status(const tdm_group *group, tdm_error *err)
+static tdm_status group_broken_status(const tdm_group *group, tdm_error *err)
 {
     return group->broken.status == TDM_OK
                ? TDM_OK
                : tdm_fail(err, group->broken.status, "%s", group->broken.message);
 }
 
-static tdm_status start_locked(tdm_group *group, const tdm_call *call, tdm_request **out,
-                               tdm_error *err)
+static tdm_status call_start_locked(tdm_group *group, const tdm_call *call, tdm_request **out,
+                                    tdm_error *err)
 {
     tdm_request *request = tdm__request_create(group);
     if (!request) return tdm_fail_oom(err, "for a call");
@@ -353,11 +361,11 @@ static tdm_status start_locked(tdm_group *group, const tdm_call *call, tdm_reque
     return TDM_OK;
 }
 
-static tdm_status checked_call(tdm_group *group, const tdm_call *given, tdm_call *out,
+static tdm_status call_prepare(tdm_group *group, const tdm_call *given, tdm_call *out,
                                tdm_error *err)
 {
     *out = *given;
-    tdm_status status = check_call(group, given, err);
+    tdm_status status = call_check(group, given, err);
     if (status != TDM_OK)
         return tdm_error_context(err, status, "%s", tdm_call_kind_name(given->kind));
     call_resolve_buffers(group, out);
@@ -372,7 +380,7 @@ static tdm_status request_finish(tdm_request *request, tdm_error *err)
     return status;
 }
 
-static bool is_idle(const tdm_group *group)
+static bool group_is_idle(const tdm_group *group)
 {
     for (const tdm_request *r = group->comm->pending; r; r = r->next)
         if (r->group == group) return false;
@@ -381,7 +389,7 @@ static bool is_idle(const tdm_group *group)
 
 /* Whether this call uses the window on every rank. Some ranks may not be able to take the fast path
  * now; they follow the table, which may choose another algorithm. */
-static bool is_for_window(const tdm_group *group, const tdm_call *call)
+static bool call_is_for_window(const tdm_group *group, const tdm_call *call)
 {
     if (call->algorithm == TDM_ALGORITHM_WINDOW) return true;
     if (call->algorithm != TDM_ALGORITHM_AUTO) return false;
@@ -394,12 +402,12 @@ static bool is_for_window(const tdm_group *group, const tdm_call *call)
 static bool call_run_fast(tdm_group *group, const tdm_call *call, tdm_status *status,
                           tdm_error *err)
 {
-    if (!group->window || group->host_count > 1 || is_pair(call->kind) || !is_idle(group) ||
-        has_left(group) || !is_for_window(group, call))
+    if (!group->window || group->host_count > 1 || kind_is_pair(call->kind) ||
+        !group_is_idle(group) || group_has_left(group) || !call_is_for_window(group, call))
         return false;
     tdm_comm *comm = group->comm;
     uint32_t sequence = group->next_sequence++;
-    tdm__head head = make_head(group, call, TDM_ALGORITHM_WINDOW, sequence);
+    tdm__head head = call_head(group, call, TDM_ALGORITHM_WINDOW, sequence);
     group->history[sequence % TDM__HISTORY] = head;
     double deadline_s = call->deadline_s > 0 ? call->deadline_s : comm->options.deadline_s;
     if (tdm__window_run_fast(group, &head, call, deadline_s, status, err)) return true;
@@ -410,13 +418,13 @@ static bool call_run_fast(tdm_group *group, const tdm_call *call, tdm_status *st
 tdm_status tdm_call_run(tdm_group *group, const tdm_call *given, tdm_error *err)
 {
     tdm_call call;
-    TDM_TRY(checked_call(group, given, &call, err));
+    TDM_TRY(call_prepare(group, given, &call, err));
     tdm_comm *comm = group->comm;
     tdm__comm_lock(comm);
     tdm_request *request = NULL;
-    tdm_status status = broken_status(group, err);
+    tdm_status status = group_broken_status(group, err);
     if (status == TDM_OK && !call_run_fast(group, &call, &status, err)) {
-        status = start_locked(group, &call, &request, err);
+        status = call_start_locked(group, &call, &request, err);
         if (status == TDM_OK) {
             tdm__engine_wait(comm, request);
             status = request_finish(request, err);
@@ -430,12 +438,12 @@ tdm_status tdm_call_start(tdm_group *group, const tdm_call *given, tdm_request *
                           tdm_error *err)
 {
     tdm_call call;
-    TDM_TRY(checked_call(group, given, &call, err));
+    TDM_TRY(call_prepare(group, given, &call, err));
     tdm_comm *comm = group->comm;
     tdm__comm_lock(comm);
-    tdm_status status = broken_status(group, err);
+    tdm_status status = group_broken_status(group, err);
     tdm_request *request = NULL;
-    if (status == TDM_OK) status = start_locked(group, &call, &request, err);
+    if (status == TDM_OK) status = call_start_locked(group, &call, &request, err);
     if (status == TDM_OK) {
         request->background = true;
         *out = request;
@@ -451,11 +459,11 @@ bool tdm_request_test(tdm_request *request)
 {
     tdm_comm *comm = request->group->comm;
     tdm__comm_lock(comm);
-    if (!request->done) {
+    if (request->state != TDM__REQUEST_DONE) {
         tdm__engine_progress(comm);
-        if (!request->done) tdm__engine_timers(comm);
+        if (request->state != TDM__REQUEST_DONE) tdm__engine_timers(comm);
     }
-    bool done = request->done;
+    bool done = request->state == TDM__REQUEST_DONE;
     tdm__comm_unlock(comm);
     return done;
 }

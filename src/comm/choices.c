@@ -1,7 +1,7 @@
 /*
  * choices.c: tables of choices: read from a file, and serialised for the other ranks.
  *
- * Files (engine.h defines their format; tune.c writes them) and bytes are untrusted input: every
+ * Files (choices.h defines their format; tune.c writes them) and bytes are untrusted input: every
  * field of a row is validated. An invalid row makes the whole table invalid, and the error names
  * its byte offset. A row whose algorithm does not support a call is harmless: choose.c asks the
  * algorithm.
@@ -9,7 +9,7 @@
 #include <tandem/os.h>
 
 #include "base/base.h"
-#include "comm/engine.h"
+#include "comm/choices.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,7 @@ enum {
 };
 
 /* Why a row is invalid, or NULL. */
-static const char *row_problem(const tdm__choice *row)
+static const char *choice_problem(const tdm__choice *row)
 {
     if (row->kind < TDM_CALL_BARRIER || row->kind > TDM_CALL_RECV)
         return "\"kind\" must name a kind of call, such as \"all_reduce\"";
@@ -57,14 +57,14 @@ static tdm_status choices_allocate(tdm__choices *out, int count, tdm_error *err)
 
 /* ---- files ------------------------------------------------------------------------------------ */
 
-static uint8_t kind_of(const char *name)
+static uint8_t kind_find(const char *name)
 {
     for (int i = TDM_CALL_BARRIER; name && i <= TDM_CALL_RECV; i++)
         if (strcmp(tdm_call_kind_name((tdm_call_kind)i), name) == 0) return (uint8_t)i;
     return 0;
 }
 
-static uint8_t algorithm_of(const char *name)
+static uint8_t algorithm_find(const char *name)
 {
     tdm_algorithm algorithm = TDM_ALGORITHM_AUTO;
     if (!name || tdm_algorithm_find(name, &algorithm, NULL) != TDM_OK) return TDM_ALGORITHM_AUTO;
@@ -73,45 +73,45 @@ static uint8_t algorithm_of(const char *name)
 
 /* A member that is a non-negative integer; UINT64_MAX, which no field allows, if it is missing or
  * of another type. */
-static uint64_t number_in(const tdm_json *object, const char *key)
+static uint64_t json_number(const tdm_json *object, const char *key)
 {
     const tdm_json *value = tdm_json_get(object, key);
     uint64_t number = 0;
     return value && tdm_json_as_u64(value, &number) ? number : UINT64_MAX;
 }
 
-static const char *text_in(const tdm_json *object, const char *key)
+static const char *json_text(const tdm_json *object, const char *key)
 {
     const tdm_json *value = tdm_json_get(object, key);
     return value ? tdm_json_as_string(value) : NULL;
 }
 
-static tdm_status parse_row(const tdm_json *json, tdm__choice *out, tdm_error *err)
+static tdm_status choice_parse(const tdm_json *json, tdm__choice *out, tdm_error *err)
 {
-    uint64_t size = number_in(json, "size");
-    uint64_t segment = number_in(json, "segment_bytes");
+    uint64_t size = json_number(json, "size");
+    uint64_t segment = json_number(json, "segment_bytes");
     const tdm_json *one_host = tdm_json_get(json, "one_host");
     uint8_t place = UINT8_MAX;
     if (one_host && one_host->type == TDM_JSON_BOOL)
         place = one_host->boolean ? TDM__GROUP_PLACE_HOST : TDM__GROUP_PLACE_HOSTS;
-    tdm__choice row = {.kind = kind_of(text_in(json, "kind")),
+    tdm__choice row = {.kind = kind_find(json_text(json, "kind")),
                        .place = place,
                        .size = size <= UINT16_MAX ? (uint16_t)size : 0,
-                       .bytes = number_in(json, "bytes"),
-                       .algorithm = algorithm_of(text_in(json, "algorithm")),
+                       .bytes = json_number(json, "bytes"),
+                       .algorithm = algorithm_find(json_text(json, "algorithm")),
                        .segment_bytes = segment <= UINT32_MAX ? (uint32_t)segment : UINT32_MAX};
-    const char *problem = row_problem(&row);
+    const char *problem = choice_problem(&row);
     if (problem)
         return tdm_fail(err, TDM_ERR_FORMAT, "invalid row at byte %zu: %s", json->offset, problem);
     *out = row;
     return TDM_OK;
 }
 
-static tdm_status parse_rows(const tdm_json *rows, tdm__choices *out, tdm_error *err)
+static tdm_status choices_parse(const tdm_json *rows, tdm__choices *out, tdm_error *err)
 {
     TDM_TRY(choices_allocate(out, (int)rows->count, err));
     for (const tdm_json *json = rows->first; json; json = json->next) {
-        tdm_status status = parse_row(json, &out->rows[out->count], err);
+        tdm_status status = choice_parse(json, &out->rows[out->count], err);
         if (status != TDM_OK) {
             tdm__choices_release(out);
             return status;
@@ -121,12 +121,12 @@ static tdm_status parse_rows(const tdm_json *rows, tdm__choices *out, tdm_error 
     return TDM_OK;
 }
 
-static tdm_status parse_file(const tdm_file_bytes *bytes, tdm_arena *arena, tdm__choices *out,
-                             tdm_error *err)
+static tdm_status choices_parse_file(const tdm_file_bytes *bytes, tdm_arena *arena,
+                                     tdm__choices *out, tdm_error *err)
 {
     const tdm_json *root = NULL;
     TDM_TRY(tdm_json_parse((const char *)bytes->data, bytes->count, arena, &root, err));
-    if (number_in(root, "tandem_tune") != FORMAT)
+    if (json_number(root, "tandem_tune") != FORMAT)
         return tdm_fail(
             err, TDM_ERR_FORMAT,
             "\"tandem_tune\" is not %d; measure again with `tandem bench allreduce --tune`",
@@ -135,7 +135,7 @@ static tdm_status parse_file(const tdm_file_bytes *bytes, tdm_arena *arena, tdm_
     if (!rows || rows->type != TDM_JSON_ARRAY || rows->count > MAX_ROWS)
         return tdm_fail(err, TDM_ERR_FORMAT, "\"choices\" must be an array of at most %d rows",
                         MAX_ROWS);
-    return parse_rows(rows, out, err);
+    return choices_parse(rows, out, err);
 }
 
 tdm_status tdm__choices_read(const char *path, tdm__choices *out, tdm_error *err)
@@ -144,7 +144,7 @@ tdm_status tdm__choices_read(const char *path, tdm__choices *out, tdm_error *err
     tdm_file_bytes bytes;
     TDM_TRY(tdm_file_read(path, MAX_FILE_BYTES, &bytes, err));
     tdm_arena *arena = tdm_arena_create("table of choices");
-    tdm_status status = arena ? parse_file(&bytes, arena, &choices, err)
+    tdm_status status = arena ? choices_parse_file(&bytes, arena, &choices, err)
                               : tdm_fail_oom(err, "for a table of choices");
     tdm_arena_destroy(arena);
     tdm_file_bytes_release(&bytes);
@@ -155,7 +155,7 @@ tdm_status tdm__choices_read(const char *path, tdm__choices *out, tdm_error *err
 
 /* Whether measured rows cover the groups of a built-in one: same kind and place, and a size that
  * does not exceed the measured ones. */
-static bool is_replaced(const tdm__choice *builtin, const tdm__choices *measured)
+static bool choice_is_replaced(const tdm__choice *builtin, const tdm__choices *measured)
 {
     uint16_t min = UINT16_MAX, max = 0;
     for (int i = 0; i < measured->count; i++) {
@@ -168,7 +168,7 @@ static bool is_replaced(const tdm__choice *builtin, const tdm__choices *measured
 }
 
 /* Small calls use the window directly if the table allows no other algorithm: see calls.c. */
-static void find_mixed(tdm__choices *choices)
+static void choices_find_mixed(tdm__choices *choices)
 {
     for (int i = 0; i < choices->count; i++)
         if (choices->rows[i].place == TDM__GROUP_PLACE_HOST &&
@@ -195,9 +195,9 @@ tdm_status tdm__choices_load(const char *path, tdm__choices *out, tdm_error *err
     if (status != TDM_OK) return status;
     measured = choices; /* the rows so far; the built-in ones follow */
     for (int i = 0; i < tdm__choices_builtin_count; i++)
-        if (!is_replaced(&tdm__choices_builtin[i], &measured))
+        if (!choice_is_replaced(&tdm__choices_builtin[i], &measured))
             choices.rows[choices.count++] = tdm__choices_builtin[i];
-    find_mixed(&choices);
+    choices_find_mixed(&choices);
     *out = choices;
     return TDM_OK;
 }
@@ -256,7 +256,7 @@ tdm_status tdm__choices_unpack(const uint8_t *bytes, size_t count, tdm__choices 
                            .algorithm = (uint8_t)bytes_get(from + 4, 1),
                            .segment_bytes = (uint32_t)bytes_get(from + 8, 4),
                            .bytes = bytes_get(from + 12, 8)};
-        const char *problem = row_problem(&row);
+        const char *problem = choice_problem(&row);
         if (problem) {
             int at = choices.count;
             tdm__choices_release(&choices);
@@ -266,7 +266,7 @@ tdm_status tdm__choices_unpack(const uint8_t *bytes, size_t count, tdm__choices 
         choices.rows[choices.count] = row;
     }
 
-    find_mixed(&choices);
+    choices_find_mixed(&choices);
     *out = choices;
     return TDM_OK;
 }

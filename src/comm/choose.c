@@ -9,6 +9,8 @@
  * same choice.
  */
 #include "comm/algorithms/build.h"
+#include "comm/choices.h"
+#include "comm/engine.h"
 
 const tdm__algorithm_ops *const tdm__algorithms[] = {
     &tdm__algorithm_direct, &tdm__algorithm_ring,      &tdm__algorithm_doubling,
@@ -89,13 +91,13 @@ const tdm__choice tdm__choices_builtin[] = {
 const int tdm__choices_builtin_count = sizeof(tdm__choices_builtin) /
                                        sizeof(tdm__choices_builtin[0]);
 
-static tdm__group_place place_of(const tdm_group *group)
+static tdm__group_place group_place(const tdm_group *group)
 {
     if (group->host_count == 1) return TDM__GROUP_PLACE_HOST;
     return group->host_count < group->size ? TDM__GROUP_PLACE_CROWDED : TDM__GROUP_PLACE_HOSTS;
 }
 
-static const tdm__algorithm_ops *algorithm_of(int id)
+static const tdm__algorithm_ops *algorithm_find(int id)
 {
     for (int i = 0; i < tdm__algorithm_count; i++)
         if ((int)tdm__algorithms[i]->id == id) return tdm__algorithms[i];
@@ -110,22 +112,22 @@ static bool choice_applies(const tdm__choice *row, const tdm_group *group, const
            row->bytes <= tdm__call_bytes(call);
 }
 
-static bool is_better(const tdm__choice *row, const tdm__choice *best)
+static bool choice_is_better(const tdm__choice *row, const tdm__choice *best)
 {
     if (!best) return true;
     return row->size != best->size ? row->size > best->size : row->bytes > best->bytes;
 }
 
-static const tdm__algorithm_ops *look_up(const tdm_group *group, const tdm_call *call,
-                                         tdm__group_place place)
+static const tdm__algorithm_ops *choices_look_up(const tdm_group *group, const tdm_call *call,
+                                                 tdm__group_place place)
 {
     const tdm__choices *choices = &group->comm->choices;
     const tdm__choice *best = NULL;
     const tdm__algorithm_ops *found = NULL;
     for (int i = 0; i < choices->count; i++) {
         const tdm__choice *row = &choices->rows[i];
-        if (!choice_applies(row, group, call, place) || !is_better(row, best)) continue;
-        const tdm__algorithm_ops *algorithm = algorithm_of(row->algorithm);
+        if (!choice_applies(row, group, call, place) || !choice_is_better(row, best)) continue;
+        const tdm__algorithm_ops *algorithm = algorithm_find(row->algorithm);
         if (!algorithm || !algorithm->fits(group, call)) continue;
         best = row;
         found = algorithm;
@@ -138,15 +140,15 @@ tdm_status tdm__choose(const tdm_group *group, const tdm_call *call, const tdm__
 {
     if (call->kind < TDM_CALL_BARRIER || call->kind > TDM_CALL_RECV)
         return tdm_fail(err, TDM_ERR_INVALID, "invalid kind of call %d", (int)call->kind);
-    const tdm__algorithm_ops *asked = algorithm_of((int)call->algorithm);
+    const tdm__algorithm_ops *asked = algorithm_find((int)call->algorithm);
     if (asked && asked->fits(group, call)) {
         *out = asked;
         return TDM_OK;
     }
-    tdm__group_place place = place_of(group);
-    const tdm__algorithm_ops *found = look_up(group, call, place);
+    tdm__group_place place = group_place(group);
+    const tdm__algorithm_ops *found = choices_look_up(group, call, place);
     if (!found && place != TDM__GROUP_PLACE_HOSTS)
-        found = look_up(group, call, TDM__GROUP_PLACE_HOSTS);
+        found = choices_look_up(group, call, TDM__GROUP_PLACE_HOSTS);
     *out = found ? found : &tdm__algorithm_direct;
     return TDM_OK;
 }
@@ -160,15 +162,15 @@ tdm_status tdm_call_algorithm(const tdm_group *group, const tdm_call *call, tdm_
     return TDM_OK;
 }
 
-static const tdm__choice *row_of(const tdm_group *group, const tdm_call *call,
-                                 tdm__group_place place, tdm_algorithm algorithm)
+static const tdm__choice *choices_find_row(const tdm_group *group, const tdm_call *call,
+                                           tdm__group_place place, tdm_algorithm algorithm)
 {
     const tdm__choices *choices = &group->comm->choices;
     const tdm__choice *best = NULL;
     for (int i = 0; i < choices->count; i++) {
         const tdm__choice *row = &choices->rows[i];
         if (row->algorithm == algorithm && choice_applies(row, group, call, place) &&
-            is_better(row, best))
+            choice_is_better(row, best))
             best = row;
     }
     return best;
@@ -176,7 +178,7 @@ static const tdm__choice *row_of(const tdm_group *group, const tdm_call *call,
 
 size_t tdm__choices_segment(const tdm_group *group, const tdm_call *call, tdm_algorithm algorithm)
 {
-    const tdm__choice *row = row_of(group, call, place_of(group), algorithm);
-    if (!row) row = row_of(group, call, TDM__GROUP_PLACE_HOSTS, algorithm);
+    const tdm__choice *row = choices_find_row(group, call, group_place(group), algorithm);
+    if (!row) row = choices_find_row(group, call, TDM__GROUP_PLACE_HOSTS, algorithm);
     return row ? row->segment_bytes : 0;
 }

@@ -6,8 +6,16 @@
  */
 #include "comm/comm.h"
 #include "base/base.h"
+#include "comm/assemble.h"
+#include "comm/choices.h"
 #include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/group.h"
 #include "comm/match.h"
+#include "comm/request.h"
+#include "comm/scratch.h"
+#include "comm/transfer.h"
+#include "comm/window.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +23,7 @@
 
 /* ---- creation --------------------------------------------------------------------------------- */
 
-static bool init_lock(tdm_comm *comm)
+static bool comm_init_lock(tdm_comm *comm)
 {
     pthread_condattr_t attributes;
     if (pthread_condattr_init(&attributes) != 0) return false;
@@ -41,12 +49,12 @@ static bool comm_allocate(tdm_comm *comm)
            comm->matches;
 }
 
-static uint64_t trace_clock(void *user)
+static uint64_t comm_trace_clock(void *user)
 {
     return (uint64_t)(tdm__comm_now(user) * 1e9);
 }
 
-static void set_info(tdm_comm *comm)
+static void comm_set_info(tdm_comm *comm)
 {
     tdm_comm_info *info = &comm->info;
     info->transport = comm->transport->ops->name;
@@ -59,7 +67,7 @@ static void set_info(tdm_comm *comm)
     }
 }
 
-static tdm_status make_recorder(tdm_comm *comm, tdm_error *err)
+static tdm_status comm_make_recorder(tdm_comm *comm, tdm_error *err)
 {
     tdm__recorder_options options = {.dir = comm->options.trace,
                                      .rank = comm->rank,
@@ -67,7 +75,7 @@ static tdm_status make_recorder(tdm_comm *comm, tdm_error *err)
                                      .epoch = comm->epoch,
                                      .transport = comm->transport->ops->name};
     if (comm->transport->ops->now_s) {
-        options.now_ns = trace_clock;
+        options.now_ns = comm_trace_clock;
         options.user = comm;
     }
     TDM_TRY(tdm__recorder_create(&options, &comm->recorder, err));
@@ -77,7 +85,7 @@ static tdm_status make_recorder(tdm_comm *comm, tdm_error *err)
                               &comm->dumper, err);
 }
 
-static tdm_status make_world(tdm_comm *comm, tdm_error *err)
+static tdm_status comm_make_world(tdm_comm *comm, tdm_error *err)
 {
     int *ranks = malloc((size_t)comm->size * sizeof(*ranks));
     if (!ranks) return tdm_fail_oom(err, "for the world");
@@ -96,16 +104,16 @@ static tdm_status comm_init_fields(tdm_comm *comm, const tdm__comm_parts *parts,
     tdm__transport_events events = tdm__transfer_events(comm);
     TDM_TRY(parts->make(parts->context, &events, &comm->transport, err));
     comm->round_trip_s = comm->transport->round_trip_s;
-    set_info(comm);
-    TDM_TRY(make_recorder(comm, err));
-    return make_world(comm, err);
+    comm_set_info(comm);
+    TDM_TRY(comm_make_recorder(comm, err));
+    return comm_make_world(comm, err);
 }
 
 tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_parts *parts,
                               tdm_comm **out, tdm_error *err)
 {
     tdm_comm *comm = calloc(1, sizeof(*comm));
-    if (!comm || !init_lock(comm)) {
+    if (!comm || !comm_init_lock(comm)) {
         free(comm);
         if (parts->host) tdm__host_destroy(parts->host);
         parts->control->ops->close(parts->control);
@@ -155,7 +163,7 @@ tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_p
 
 /* ---- destruction ------------------------------------------------------------------------------ */
 
-static void free_requests(tdm_comm *comm)
+static void comm_free_requests(tdm_comm *comm)
 {
     /* Requests that were never waited for: an error of the program, or its exit after an error. */
     while (comm->pending) {
@@ -173,7 +181,7 @@ static void free_requests(tdm_comm *comm)
 
 /* Ends calls that were started and never waited for, so that their buffers are no longer
  * accessed. */
-static void end_calls(tdm_comm *comm)
+static void comm_end_calls(tdm_comm *comm)
 {
     if (!comm->transport || !comm->recorder) return;
     tdm_error error;
@@ -196,7 +204,7 @@ void tdm_comm_close(tdm_comm *comm)
     bool hurries = comm->world && comm->world->broken.status != TDM_OK;
 
     if (comm->transport) tdm__engine_stop(comm);
-    end_calls(comm);
+    comm_end_calls(comm);
     if (comm->recorder)
         tdm__record(comm->recorder, (tdm_trace_event){.kind = TDM_TRACE_CLOSE, .peer = -1});
     comm->control->ops->close(comm->control); /* no notifications after this */
@@ -217,7 +225,7 @@ void tdm_comm_close(tdm_comm *comm)
     tdm__dumper_destroy(comm->dumper);
     tdm__recorder_destroy(comm->recorder);
 
-    free_requests(comm);
+    comm_free_requests(comm);
     tdm__scratch_free(comm);
     tdm__transfers_free(comm);
     tdm__matches_destroy(comm->matches);

@@ -10,6 +10,9 @@
  * messages.
  */
 #include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/request.h"
+#include "comm/transfer.h"
 #include "os/thread.h"
 
 #include <errno.h>
@@ -69,11 +72,11 @@ static void engine_nap(tdm_comm *comm)
 /* Records the rank that a call waits for, if it differs from the last record: a long wait consists
  * of many sleeps, and the ring buffer is short. Must be called before the sleep: the request may be
  * freed after it. */
-static void record_wait(tdm_comm *comm, tdm_request *request)
+static void request_record_wait(tdm_comm *comm, tdm_request *request)
 {
     int missing = -1;
     if (tdm__request_missing(request, &missing, 1) == 0) missing = -1;
-    if (request->waits && request->waits_for == missing) return;
+    if (request->waits_for == missing) return;
     tdm_trace_event event = {.kind = TDM_TRACE_RESUME,
                              .peer = request->waits_for,
                              .group = request->head.group,
@@ -81,11 +84,10 @@ static void record_wait(tdm_comm *comm, tdm_request *request)
                              .step = request->head.step,
                              .call = (uint8_t)request->call.kind,
                              .dtype = request->head.dtype};
-    if (request->waits && request->waits_for >= 0) tdm__record(comm->recorder, event);
+    if (request->waits_for >= 0) tdm__record(comm->recorder, event);
     event.kind = TDM_TRACE_WAIT;
     event.peer = missing;
     if (missing >= 0) tdm__record(comm->recorder, event);
-    request->waits = true;
     request->waits_for = missing;
 }
 
@@ -100,7 +102,7 @@ static void engine_sleep(tdm_comm *comm, tdm_request *request, bool own)
         engine_nap(comm);
         return;
     }
-    record_wait(comm, request);
+    request_record_wait(comm, request);
     comm->polled = true;
     comm->polled_for = own ? request : NULL;
     tdm__comm_unlock(comm);
@@ -113,9 +115,9 @@ static void engine_sleep(tdm_comm *comm, tdm_request *request, bool own)
 void tdm__engine_wait(tdm_comm *comm, tdm_request *request)
 {
     int rounds = 0;
-    while (!request->done) {
+    while (request->state != TDM__REQUEST_DONE) {
         bool changed = tdm__engine_progress(comm);
-        if (request->done) break;
+        if (request->state == TDM__REQUEST_DONE) break;
         if (!changed)
             engine_sleep(comm, request, true);
         else if (++rounds % 64 == 0)
@@ -126,19 +128,19 @@ void tdm__engine_wait(tdm_comm *comm, tdm_request *request)
 
 /* ---- progress thread -------------------------------------------------------------------------- */
 
-static tdm_request *in_background(const tdm_comm *comm)
+static tdm_request *comm_background_request(const tdm_comm *comm)
 {
     for (tdm_request *r = comm->pending; r; r = r->next)
         if (r->background) return r;
     return NULL;
 }
 
-static void *progress_thread(void *user)
+static void *engine_progress_thread(void *user)
 {
     tdm_comm *comm = user;
     tdm__comm_lock(comm);
     while (!comm->closing) {
-        tdm_request *request = in_background(comm);
+        tdm_request *request = comm_background_request(comm);
         if (!request) {
             if (engine_send_tells(comm)) continue;
             if (comm->waiters)
@@ -149,7 +151,7 @@ static void *progress_thread(void *user)
         } else if (comm->polled) {
             engine_nap(comm);
         } else if (!tdm__engine_progress(comm)) {
-            request = in_background(comm);
+            request = comm_background_request(comm);
             if (request) engine_sleep(comm, request, false);
         } else if (comm->waiters) {
             /* Lets the woken threads see that their call has ended. */
@@ -165,7 +167,8 @@ bool tdm__engine_background(tdm_comm *comm)
 {
     if (comm->no_threads || comm->closing) return false;
     if (!comm->has_thread)
-        comm->has_thread = tdm__thread_start(&comm->thread, progress_thread, comm, NULL) == TDM_OK;
+        comm->has_thread = tdm__thread_start(&comm->thread, engine_progress_thread, comm, NULL) ==
+                           TDM_OK;
     pthread_cond_broadcast(&comm->changed);
     if (comm->polled) comm->transport->ops->wake(comm->transport);
     return comm->has_thread;

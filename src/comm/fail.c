@@ -11,8 +11,12 @@
  * returned them all. If a peer does not respond at all, the transport drops it after a grace
  * period.
  */
+#include "comm/fail.h"
 #include "base/base.h"
 #include "comm/engine.h"
+#include "comm/group.h"
+#include "comm/request.h"
+#include "comm/transfer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -325,7 +329,7 @@ static bool is_still_late(const tdm_comm *comm, const tdm_request *request, cons
 {
     for (const tdm_request *r = comm->pending; r; r = r->next)
         if (r == request)
-            return r->late && !r->ending && r->head.group == head->group &&
+            return r->state == TDM__REQUEST_LATE && r->head.group == head->group &&
                    r->head.kind == head->kind && r->head.sequence == head->sequence;
     return false;
 }
@@ -338,7 +342,7 @@ static void control_catch_up(tdm_comm *comm, double now)
     if (!comm->control->ops->catch_up || comm->closing) return;
     double until_s = now + (comm->epoch > 0 ? CATCH_UP_EPOCH_S : CATCH_UP_S);
     for (const tdm_request *r = comm->pending; r; r = r->next)
-        if (!r->ending && r->deadline_s < until_s) until_s = r->deadline_s;
+        if (tdm__request_is_open(r) && r->deadline_s < until_s) until_s = r->deadline_s;
     if (until_s < now + MIN_CATCH_UP_S) until_s = now + MIN_CATCH_UP_S;
     tdm__comm_unlock(comm);
     comm->control->ops->catch_up(comm->control, until_s);
@@ -351,7 +355,7 @@ static void request_on_suspect(tdm_request *request, double now)
     tdm_group *group = request->group;
     tdm_comm *comm = group->comm;
     tdm__head head = request->head;
-    request->late = true;
+    request->state = TDM__REQUEST_LATE;
     control_catch_up(comm, now);
     /* A rank that closes its comm may have missed reports: it ends its calls without reporting a
      * failure. */
@@ -382,7 +386,7 @@ static void request_on_deadline(tdm_request *request, double now)
     tdm__head_text(&request->head, what, sizeof(what));
     if (count) ranks_text(missing, count, who, sizeof(who));
 
-    request->late = true;
+    request->state = TDM__REQUEST_LATE;
     tdm__head head = request->head;
     tdm__comm_unlock(comm);
     if (count)
@@ -459,7 +463,8 @@ static bool losses_are_due(tdm_comm *comm, double now, double *next)
 /* When the time of a call is over. */
 static double due_s(const tdm_request *request)
 {
-    bool sooner = request->suspect_s > 0 && request->suspect_s < request->deadline_s;
+    bool sooner = request->state == TDM__REQUEST_SUSPECT &&
+                  request->suspect_s < request->deadline_s;
     return sooner ? request->suspect_s : request->deadline_s;
 }
 
@@ -470,13 +475,13 @@ double tdm__engine_timers(tdm_comm *comm)
     double next = now + tdm__cancellation_slice(&comm->joining, 3600);
     if (losses_are_due(comm, now, &next)) return now;
     for (tdm_request *r = comm->pending; r; r = r->next) {
-        if (r->ending) {
+        if (r->state == TDM__REQUEST_ENDING) {
             if (r->outstanding > 0 && now >= r->ending_s + GRACE_S) request_drop_peers(r);
             if (r->outstanding > 0 && r->ending_s + GRACE_S < next) next = r->ending_s + GRACE_S;
             if (r->outstanding > 0 && next <= now) next = now + GRACE_S;
             continue;
         }
-        if (r->late) continue;
+        if (r->state == TDM__REQUEST_LATE) continue;
         if (now >= due_s(r) || request_misses_left(r, now)) {
             request_on_deadline(r, now);
             return now; /* the list may have changed */

@@ -6,9 +6,14 @@
  * detected here and refused. Members on one host share a window: the lowest of them creates it and
  * sends its offset to the others by messages of the group.
  */
+#include "comm/group.h"
 #include "base/base.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/lanes.h"
+#include "comm/transfer.h"
+#include "comm/window.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -43,9 +48,8 @@ tdm_group *tdm__comm_group(const tdm_comm *comm, uint32_t id)
 static tdm__pair_count *group_find_pair(tdm__pair_count *pairs, size_t capacity, int peer,
                                         uint32_t tag, bool receive)
 {
-    uint64_t key = ((uint64_t)(unsigned)peer << 33 | (uint64_t)receive << 32 | tag) *
-                   0x9e3779b97f4a7c15u;
-    size_t at = (size_t)(key >> 32) & (capacity - 1);
+    uint64_t key = (uint64_t)(unsigned)peer << 33 | (uint64_t)receive << 32 | tag;
+    size_t at = (size_t)tdm_mix64(key) & (capacity - 1);
     while (pairs[at].used &&
            (pairs[at].peer != peer || pairs[at].tag != tag || pairs[at].receive != receive))
         at = (at + 1) & (capacity - 1);
@@ -179,17 +183,10 @@ tdm_status tdm__group_window(tdm_group *group, tdm_error *err)
 
 /* ---- creation and destruction ----------------------------------------------------------------- */
 
-static uint64_t hash_ranks(const int *ranks, int count)
-{
-    uint64_t hash = 14695981039346656037u;
-    for (int i = 0; i < count; i++) hash = (hash ^ (uint64_t)(unsigned)ranks[i]) * 1099511628211u;
-    return (hash ^ (uint64_t)(unsigned)count) * 1099511628211u;
-}
-
 /* The ID of the next group of this list; 0 if memory runs out. */
 static uint32_t group_next_id(tdm_comm *comm, const int *ranks, int count)
 {
-    uint64_t hash = hash_ranks(ranks, count);
+    uint64_t hash = tdm_hash64(ranks, (size_t)count * sizeof(*ranks));
     tdm__list_count *list = comm->list_counts;
     while (list && list->hash != hash) list = list->next;
     if (!list) {
@@ -199,9 +196,7 @@ static uint32_t group_next_id(tdm_comm *comm, const int *ranks, int count)
         list->next = comm->list_counts;
         comm->list_counts = list;
     }
-    uint64_t mixed = (hash + list->count++) * 0x9e3779b97f4a7c15u;
-    mixed ^= mixed >> 29;
-    uint32_t id = (uint32_t)(mixed >> 16);
+    uint32_t id = (uint32_t)tdm_mix64(hash + list->count++);
     return id == 0 || id == TDM__ALL_GROUPS ? 1 : id; /* 0 is the world */
 }
 
@@ -214,7 +209,8 @@ void tdm__list_counts_free(tdm_comm *comm)
     }
 }
 
-static tdm_status check_ranks(const tdm_comm *comm, const int *ranks, int count, tdm_error *err)
+static tdm_status group_check_ranks(const tdm_comm *comm, const int *ranks, int count,
+                                    tdm_error *err)
 {
     if (count < 1 || count > comm->size)
         return tdm_fail(err, TDM_ERR_RANGE, "cannot create a group of %d ranks in a world of %d",
@@ -245,7 +241,7 @@ static tdm_status check_ranks(const tdm_comm *comm, const int *ranks, int count,
     return status;
 }
 
-static void add_group(tdm_comm *comm, tdm_group *group)
+static void group_add(tdm_comm *comm, tdm_group *group)
 {
     group->next = comm->groups;
     comm->groups = group;
@@ -266,7 +262,7 @@ static void add_group(tdm_comm *comm, tdm_group *group)
 tdm_status tdm_group_create(tdm_comm *comm, const int *ranks, int count, tdm_group **out,
                             tdm_error *err)
 {
-    TDM_TRY(check_ranks(comm, ranks, count, err));
+    TDM_TRY(group_check_ranks(comm, ranks, count, err));
 
     tdm__comm_lock(comm);
     uint32_t id = group_next_id(comm, ranks, count);
@@ -280,7 +276,7 @@ tdm_status tdm_group_create(tdm_comm *comm, const int *ranks, int count, tdm_gro
                           "this one with its ranks in another order",
                           id);
     if (status == TDM_OK) status = tdm__group_make(comm, ranks, count, id, &group, err);
-    if (status == TDM_OK) add_group(comm, group);
+    if (status == TDM_OK) group_add(comm, group);
     tdm__comm_unlock(comm);
 
     if (status != TDM_OK) return status;

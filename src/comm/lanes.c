@@ -7,9 +7,9 @@
  * is therefore sufficient for any range. Everything here is a pure function of lanes and size, so
  * all ranks compute the same leaves without communication.
  */
+#include "comm/lanes.h"
 #include "base/base.h"
 #include "comm/comm.h"
-#include "comm/engine.h"
 
 #include <stdlib.h>
 
@@ -66,7 +66,7 @@ size_t tdm__call_span(const tdm_call *call, int size)
     return sliced ? tdm__call_max_slice(call, size) * (size_t)size : call->count;
 }
 
-static bool all_absent(const tdm_lanes *lanes, int64_t first, int64_t last)
+static bool lanes_all_absent(const tdm_lanes *lanes, int64_t first, int64_t last)
 {
     if (!lanes->absent) return false;
     for (int64_t lane = first; lane < last; lane++)
@@ -82,7 +82,7 @@ int tdm_lane_nodes(const tdm_lanes *lanes, int64_t first, int64_t last, int64_t 
          * `last`. */
         int64_t width = first ? first & -first : lanes->lane_count;
         while (width > last - first) width /= 2;
-        if (!all_absent(lanes, first, first + width))
+        if (!lanes_all_absent(lanes, first, first + width))
             out[count++] = (lanes->lane_count + first) / width;
         first += width;
     }
@@ -109,41 +109,34 @@ tdm_status tdm__lanes_check(const tdm_lanes *lanes, int size, tdm_error *err)
             return tdm_fail(err, TDM_ERR_INVALID,
                             "lanes: rank %d begins at lane %lld, but rank %d at lane %lld", i,
                             (long long)lanes->first[i], i + 1, (long long)lanes->first[i + 1]);
-    if (all_absent(lanes, 0, count))
+    if (lanes_all_absent(lanes, 0, count))
         return tdm_fail(err, TDM_ERR_INVALID,
                         "lanes: all %lld are absent; at least one must be present",
                         (long long)count);
     return TDM_OK;
 }
 
-static uint64_t hash_mix(uint64_t hash, uint64_t value)
-{
-    /* FNV-1a's step on whole words, and a shift so that high bits have an effect. */
-    hash = (hash ^ value) * 0x100000001b3u;
-    return hash ^ (hash >> 29);
-}
-
 uint64_t tdm__lanes_hash(const tdm_lanes *lanes, int size)
 {
     if (!lanes) return 0;
-    uint64_t hash = hash_mix(0xcbf29ce484222325u, (uint64_t)lanes->lane_count);
-    for (int i = 0; i <= size; i++) hash = hash_mix(hash, (uint64_t)lanes->first[i]);
+    uint64_t hash = tdm_hash64_add(TDM_HASH64_INIT, (uint64_t)lanes->lane_count);
+    for (int i = 0; i <= size; i++) hash = tdm_hash64_add(hash, (uint64_t)lanes->first[i]);
     if (lanes->absent)
         for (int64_t lane = 0; lane < lanes->lane_count; lane++)
-            if (lanes->absent[lane]) hash = hash_mix(hash, (uint64_t)lane);
+            if (lanes->absent[lane]) hash = tdm_hash64_add(hash, (uint64_t)lane);
     return hash ? hash : 1;
 }
 
 uint64_t tdm__cuts_hash(const size_t *cuts, int size)
 {
     if (!cuts) return 0;
-    uint64_t hash = 0x9ae16a3b2f90404fu;
-    for (int i = 0; i <= size; i++) hash = hash_mix(hash, cuts[i]);
+    uint64_t hash = tdm_hash64_add(TDM_HASH64_INIT, UINT64_MAX); /* differs from any lane count */
+    for (int i = 0; i <= size; i++) hash = tdm_hash64_add(hash, cuts[i]);
     return hash ? hash : 1;
 }
 
 /* Counts the leaves and, if `nodes` is not NULL, writes them. */
-static int list_leaves(const tdm_lanes *lanes, int size, int64_t *nodes, int *first)
+static int lanes_list_leaves(const tdm_lanes *lanes, int size, int64_t *nodes, int *first)
 {
     int count = 0;
     for (int i = 0; i < size; i++) {
@@ -162,7 +155,7 @@ tdm_status tdm__leaves_init(tdm__leaves *leaves, const tdm_lanes *lanes, int siz
     int64_t lane_count = 1;
     while (lane_count < size) lane_count *= 2;
     if (lanes) TDM_TRY(tdm__lanes_check(lanes, size, err));
-    int count = lanes ? list_leaves(lanes, size, NULL, NULL) : size;
+    int count = lanes ? lanes_list_leaves(lanes, size, NULL, NULL) : size;
     int64_t *nodes = malloc(((size_t)count + 1) * sizeof(*nodes));
     int *first = malloc(((size_t)size + 1) * sizeof(*first));
     if (!nodes || !first) {
@@ -171,7 +164,7 @@ tdm_status tdm__leaves_init(tdm__leaves *leaves, const tdm_lanes *lanes, int siz
         return tdm_fail_oom(err, "for the %d leaves of a reduction", count);
     }
     if (lanes) {
-        list_leaves(lanes, size, nodes, first);
+        lanes_list_leaves(lanes, size, nodes, first);
     } else {
         for (int i = 0; i < size; i++) nodes[i] = lane_count + i;
         for (int i = 0; i <= size; i++) first[i] = i;

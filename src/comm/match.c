@@ -5,6 +5,7 @@
  * Entries are allocated by malloc and reused, so a call in the steady state allocates nothing here.
  */
 #include "comm/match.h"
+#include "base/base.h"
 
 #include <stdlib.h>
 
@@ -21,7 +22,7 @@ tdm__matches *tdm__matches_create(void)
     return NULL;
 }
 
-static void free_list(tdm__match *entry)
+static void match_free_list(tdm__match *entry)
 {
     while (entry) {
         tdm__match *next = entry->next;
@@ -33,20 +34,20 @@ static void free_list(tdm__match *entry)
 void tdm__matches_destroy(tdm__matches *matches)
 {
     if (!matches) return;
-    for (size_t i = 0; i < matches->chain_count; i++) free_list(matches->chains[i]);
-    free_list(matches->free_entries);
+    for (size_t i = 0; i < matches->chain_count; i++) match_free_list(matches->chains[i]);
+    match_free_list(matches->free_entries);
     free(matches->chains);
     free(matches);
 }
 
-static size_t chain_of(const tdm__matches *matches, const tdm__head *head)
+static size_t matches_chain_of(const tdm__matches *matches, const tdm__head *head)
 {
-    uint64_t key = ((uint64_t)head->group << 32 | head->sequence) * 0x9e3779b97f4a7c15u;
-    if (tdm__is_direct(head)) key = (key ^ head->step) * 0x9e3779b97f4a7c15u;
-    return (size_t)(key >> 32) & (matches->chain_count - 1);
+    uint64_t key = (uint64_t)head->group << 32 | head->sequence;
+    if (tdm__is_direct(head)) key = tdm_mix64(key) ^ head->step;
+    return (size_t)tdm_mix64(key) & (matches->chain_count - 1);
 }
 
-static bool same_call(const tdm__match *entry, const tdm__head *head)
+static bool match_is_same_call(const tdm__match *entry, const tdm__head *head)
 {
     return entry->head.group == head->group && entry->head.sequence == head->sequence &&
            entry->direct == tdm__is_direct(head);
@@ -65,7 +66,7 @@ static void matches_grow(tdm__matches *matches)
         while (old[i]) {
             tdm__match *entry = old[i];
             old[i] = entry->next;
-            size_t at = chain_of(matches, &entry->head);
+            size_t at = matches_chain_of(matches, &entry->head);
             entry->next = chains[at];
             chains[at] = entry;
         }
@@ -82,7 +83,7 @@ tdm__match *tdm__matches_add(tdm__matches *matches, const tdm__match *entry)
         copy = malloc(sizeof(*copy));
     if (!copy) return NULL;
     *copy = *entry;
-    size_t at = chain_of(matches, &copy->head);
+    size_t at = matches_chain_of(matches, &copy->head);
     copy->next = matches->chains[at];
     matches->chains[at] = copy;
     matches->entry_count++;
@@ -91,7 +92,7 @@ tdm__match *tdm__matches_add(tdm__matches *matches, const tdm__match *entry)
 }
 
 /* Moves the entry at *link to the free list. */
-static void unlink_entry(tdm__matches *matches, tdm__match **link, tdm__match *out)
+static void matches_unlink(tdm__matches *matches, tdm__match **link, tdm__match *out)
 {
     tdm__match *entry = *link;
     *out = *entry;
@@ -105,12 +106,12 @@ static void unlink_entry(tdm__matches *matches, tdm__match **link, tdm__match *o
 bool tdm__matches_take(tdm__matches *matches, const tdm__head *head, int source, bool expected,
                        tdm__match *out)
 {
-    tdm__match **link = &matches->chains[chain_of(matches, head)];
+    tdm__match **link = &matches->chains[matches_chain_of(matches, head)];
     for (; *link; link = &(*link)->next) {
         const tdm__match *entry = *link;
         if (entry->expected == expected && entry->source == source &&
-            entry->head.step == head->step && same_call(entry, head)) {
-            unlink_entry(matches, link, out);
+            entry->head.step == head->step && match_is_same_call(entry, head)) {
+            matches_unlink(matches, link, out);
             return true;
         }
     }
@@ -120,8 +121,8 @@ bool tdm__matches_take(tdm__matches *matches, const tdm__head *head, int source,
 tdm__match *tdm__matches_next(const tdm__matches *matches, const tdm__head *head,
                               tdm__match *cursor)
 {
-    tdm__match *entry = cursor ? cursor->next : matches->chains[chain_of(matches, head)];
-    while (entry && !same_call(entry, head)) entry = entry->next;
+    tdm__match *entry = cursor ? cursor->next : matches->chains[matches_chain_of(matches, head)];
+    while (entry && !match_is_same_call(entry, head)) entry = entry->next;
     return entry;
 }
 
@@ -131,7 +132,7 @@ bool tdm__matches_remove(tdm__matches *matches, bool (*wanted)(const tdm__match 
     for (; *chain < matches->chain_count; (*chain)++)
         for (tdm__match **link = &matches->chains[*chain]; *link; link = &(*link)->next)
             if (wanted(*link, user)) {
-                unlink_entry(matches, link, out);
+                matches_unlink(matches, link, out);
                 return true;
             }
     return false;

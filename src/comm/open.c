@@ -10,6 +10,8 @@
  *   otherwise                      shm within hosts, tcp between them
  */
 #include "base/base.h"
+#include "comm/assemble.h"
+#include "comm/choices.h"
 #include "comm/engine.h"
 #include "transport/alone.h"
 #include "transport/registry.h"
@@ -250,8 +252,8 @@ static bool opening_has_cpus(const opening *o)
     return sched_getaffinity(0, sizeof(set), &set) == 0 && here <= CPU_COUNT(&set);
 }
 
-static tdm_status open_transport(opening *o, const tdm__transport_options *options,
-                                 tdm__transport **out, tdm_error *err)
+static tdm_status opening_open_transport(opening *o, const tdm__transport_options *options,
+                                         tdm__transport **out, tdm_error *err)
 {
     tdm__transport *far = NULL, *near = NULL;
     if (o->control->size == 1) return tdm__alone_create(out, err);
@@ -288,7 +290,7 @@ static tdm_status opening_make_transport(void *context, const tdm__transport_eve
                                       .cancellation = o->cancellation,
                                       .refusal = {o->options->on_refused, o->options->user}};
     memcpy(options.key, o->control->key, sizeof(options.key));
-    tdm_status status = open_transport(o, &options, out, err);
+    tdm_status status = opening_open_transport(o, &options, out, err);
     explicit_bzero(options.key, sizeof(options.key));
     return status;
 }

@@ -7,7 +7,10 @@
  * engine ends the call. Messages of 0 bytes are sent (a barrier consists of them); copies of 0
  * bytes and sums of 0 elements are omitted.
  */
-#include "comm/engine.h"
+#include "comm/program.h"
+#include "comm/group.h"
+#include "comm/request.h"
+#include "comm/scratch.h"
 
 #include <string.h>
 

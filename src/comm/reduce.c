@@ -42,7 +42,7 @@ const tdm__reduce_loops *tdm__reduce_loops_at(int level)
 #endif
 }
 
-static const tdm__reduce_loops *loops_here(void)
+static const tdm__reduce_loops *reduce_loops_here(void)
 {
     return tdm__reduce_loops_at(tdm_kernel_level());
 }
@@ -156,7 +156,7 @@ static bool on_line(const void *p)
     return to_line(p) == 0;
 }
 
-static void copy(void *out, const void *in, size_t bytes)
+static void bytes_copy(void *out, const void *in, size_t bytes)
 {
     if (out != in && bytes > 0) memcpy(out, in, bytes);
 }
@@ -165,7 +165,7 @@ void tdm__copy_by(const tdm__reduce_loops *loops, void *out, const void *in, siz
                   bool stream)
 {
     if (!stream || bytes < MIN_STREAM || out == in) {
-        copy(out, in, bytes);
+        bytes_copy(out, in, bytes);
         return;
     }
     size_t head = to_line(out);
@@ -177,27 +177,27 @@ void tdm__copy_by(const tdm__reduce_loops *loops, void *out, const void *in, siz
 void tdm__copy(void *out, const void *in, size_t bytes, bool stream)
 {
     if (bytes < MIN_STREAM)
-        copy(out, in, bytes);
+        bytes_copy(out, in, bytes);
     else
-        tdm__copy_by(loops_here(), out, in, bytes, stream);
+        tdm__copy_by(reduce_loops_here(), out, in, bytes, stream);
 }
 
 /* ---- pairs ------------------------------------------------------------------------------------ */
 
-static tdm__reduce_loop loop_of(const tdm__reduce_loops *loops, const tdm__reducer *reducer,
-                                bool stream)
+static tdm__reduce_loop reducer_loop(const tdm__reduce_loops *loops, const tdm__reducer *reducer,
+                                     bool stream)
 {
     return loops->pairs[tdm__reduce_type(reducer->dtype)][reducer->reduce][stream];
 }
 
 /* The user's function overwrites its left operand, which must be copied if `out` is the right
  * one. */
-static void user_pair(const tdm__reducer *reducer, void *out, const void *left, const void *right,
-                      size_t count)
+static void reducer_user_pair(const tdm__reducer *reducer, void *out, const void *left,
+                              const void *right, size_t count)
 {
     size_t width = tdm_dtype_bytes(reducer->dtype);
     if (out != right) {
-        copy(out, left, count * width);
+        bytes_copy(out, left, count * width);
         reducer->user_reduce(out, right, count, reducer->user);
         return;
     }
@@ -205,9 +205,9 @@ static void user_pair(const tdm__reducer *reducer, void *out, const void *left, 
     size_t max = sizeof(block) / width;
     for (size_t at = 0; at < count; at += max) {
         size_t now = count - at < max ? count - at : max;
-        copy(block, (const char *)left + at * width, now * width);
+        bytes_copy(block, (const char *)left + at * width, now * width);
         reducer->user_reduce(block, (const char *)right + at * width, now, reducer->user);
-        copy((char *)out + at * width, block, now * width);
+        bytes_copy((char *)out + at * width, block, now * width);
     }
 }
 
@@ -217,39 +217,39 @@ void tdm__reduce_pair_by(const tdm__reduce_loops *loops, const tdm__reducer *red
     if (count == 0) return;
     float_mode before = mode_enter(reducer);
     if (reducer->reduce == TDM_REDUCE_USER)
-        user_pair(reducer, out, left, right, count);
+        reducer_user_pair(reducer, out, left, right, count);
     else
-        loop_of(loops, reducer, false)(out, left, right, count);
+        reducer_loop(loops, reducer, false)(out, left, right, count);
     mode_leave(before);
 }
 
 void tdm__reduce_pair(const tdm__reducer *reducer, void *out, const void *left, const void *right,
                       size_t count)
 {
-    tdm__reduce_pair_by(loops_here(), reducer, out, left, right, count);
+    tdm__reduce_pair_by(reduce_loops_here(), reducer, out, left, right, count);
 }
 
 /* ---- plans ------------------------------------------------------------------------------------ */
 
 /* The number of levels below the root. */
-static int depth_of(int64_t node)
+static int node_depth(int64_t node)
 {
     return 63 - __builtin_clzll((unsigned long long)node);
 }
 
-static bool is_below(int64_t node, int64_t top)
+static bool node_is_below(int64_t node, int64_t top)
 {
-    int levels = depth_of(node) - depth_of(top);
+    int levels = node_depth(node) - node_depth(top);
     return levels >= 0 && node >> levels == top;
 }
 
 /* The depth of the lowest common ancestor of a node and its right neighbour; -1 if they overlap or
  * are not in order. */
-static int meeting_depth(int64_t left, int64_t right)
+static int node_meeting_depth(int64_t left, int64_t right)
 {
-    int depth = depth_of(left) < depth_of(right) ? depth_of(left) : depth_of(right);
-    left >>= depth_of(left) - depth;
-    right >>= depth_of(right) - depth;
+    int depth = node_depth(left) < node_depth(right) ? node_depth(left) : node_depth(right);
+    left >>= node_depth(left) - depth;
+    right >>= node_depth(right) - depth;
     if (left >= right) return -1;
     while (left != right) {
         left >>= 1;
@@ -259,17 +259,17 @@ static int meeting_depth(int64_t left, int64_t right)
     return depth;
 }
 
-static tdm_status check_nodes(const int64_t *nodes, int count, int64_t top, tdm_error *err)
+static tdm_status plan_check_nodes(const int64_t *nodes, int count, int64_t top, tdm_error *err)
 {
     if (count < 0 || top < 1)
         return tdm_fail(err, TDM_ERR_INVALID, "invalid tree of %d nodes below node %lld", count,
                         (long long)top);
     for (int i = 0; i < count; i++) {
-        if (nodes[i] < 1 || !is_below(nodes[i], top))
+        if (nodes[i] < 1 || !node_is_below(nodes[i], top))
             return tdm_fail(err, TDM_ERR_INVALID,
                             "node %lld of the lane tree is not below node %lld",
                             (long long)nodes[i], (long long)top);
-        if (i > 0 && meeting_depth(nodes[i - 1], nodes[i]) < 0)
+        if (i > 0 && node_meeting_depth(nodes[i - 1], nodes[i]) < 0)
             return tdm_fail(err, TDM_ERR_INVALID,
                             "nodes %lld and %lld of the lane tree overlap or are not in order "
                             "from left to right",
@@ -312,7 +312,7 @@ static void plan_merge(tdm__tree_plan *plan, plan_stack *s)
 tdm_status tdm__tree_plan_init(tdm__tree_plan *plan, const int64_t *nodes, int count, int64_t top,
                                tdm_error *err)
 {
-    TDM_TRY(check_nodes(nodes, count, top, err));
+    TDM_TRY(plan_check_nodes(nodes, count, top, err));
     tdm__tree_plan made = {.leaf_count = count};
     if (count > 1) {
         made.pairs = calloc((size_t)count - 1, sizeof(*made.pairs));
@@ -320,7 +320,7 @@ tdm_status tdm__tree_plan_init(tdm__tree_plan *plan, const int64_t *nodes, int c
     }
     plan_stack stack = {.count = 0};
     for (int i = 0; i < count; i++) {
-        int depth = i > 0 ? meeting_depth(nodes[i - 1], nodes[i]) : -1;
+        int depth = i > 0 ? node_meeting_depth(nodes[i - 1], nodes[i]) : -1;
         while (stack.count > 1 && stack.list[stack.count - 1].depth > depth)
             plan_merge(&made, &stack);
         stack.list[stack.count++] = (waiting){.reg = i, .slot = -1, .depth = depth};
@@ -354,7 +354,7 @@ typedef struct tree_run {
     char *scratch;      /* the slots */
 } tree_run;
 
-static bool is_source(const tree_run *r, const void *p)
+static bool tree_is_source(const tree_run *r, const void *p)
 {
     for (int i = 0; i < r->plan->leaf_count; i++)
         if (r->sources[i] == p) return true;
@@ -362,24 +362,24 @@ static bool is_source(const tree_run *r, const void *p)
 }
 
 /* Selects which of the first `max` destinations are streamed to, and where results are computed. */
-static void find_streamed(tree_run *r, int max)
+static void tree_find_streamed(tree_run *r, int max)
 {
     for (int i = 0; i < r->destination_count && i < max && i < MAX_STREAMS; i++)
-        if (!is_source(r, r->destinations[i])) r->streamed |= UINT64_C(1) << i;
+        if (!tree_is_source(r, r->destinations[i])) r->streamed |= UINT64_C(1) << i;
     r->stream = r->streamed != 0;
     int plain = 0;
     while (plain < MAX_STREAMS && r->streamed >> plain & 1) plain++;
     r->home = r->loop && plain < r->destination_count ? plain : -1;
 }
 
-static char *slot_at(const tree_run *r, int slot)
+static char *tree_slot_at(const tree_run *r, int slot)
 {
     return r->scratch + (size_t)slot * r->block_bytes;
 }
 
 static const void *tree_operand(const tree_run *r, int reg, int slot, size_t at)
 {
-    return slot >= 0 ? slot_at(r, slot) : (const char *)r->sources[reg] + at * r->width;
+    return slot >= 0 ? tree_slot_at(r, slot) : (const char *)r->sources[reg] + at * r->width;
 }
 
 /* Writes the block's result at `from` to a destination. */
@@ -390,7 +390,7 @@ static void tree_put_result(const tree_run *r, int destination, const void *from
     if (destination < MAX_STREAMS && (r->streamed >> destination & 1) && on_line(to))
         r->loops->stream(to, from, bytes);
     else
-        copy(to, from, bytes);
+        bytes_copy(to, from, bytes);
 }
 
 /* Evaluates elements [at, at + count), which fit in a slot. */
@@ -401,14 +401,14 @@ static void tree_run_block(const tree_run *r, size_t at, size_t count)
         const struct tdm__pair *p = &r->plan->pairs[i];
         const void *left = tree_operand(r, p->left, p->left_slot, at);
         const void *right = tree_operand(r, p->right, p->right_slot, at);
-        char *out = slot_at(r, p->out_slot);
+        char *out = tree_slot_at(r, p->out_slot);
         /* The last result is written directly to its destination, unless that is streamed to. */
         if (i == r->plan->pair_count - 1 && r->home >= 0)
             out = (char *)r->destinations[r->home] + at * r->width;
         if (r->loop)
             r->loop(out, left, right, count);
         else
-            user_pair(r->reducer, out, left, right, count);
+            reducer_user_pair(r->reducer, out, left, right, count);
         result = out;
     }
     assert(result); /* there are at least two leaves */
@@ -423,12 +423,12 @@ static void tree_run_pair_stream(const tree_run *r, size_t count)
     char *out = r->destinations[0];
     size_t head = to_line(out) / r->width;
     r->loop(out, r->sources[0], r->sources[1], head);
-    loop_of(r->loops, r->reducer,
-            true)(out + head * r->width, (const char *)r->sources[0] + head * r->width,
-                  (const char *)r->sources[1] + head * r->width, count - head);
+    reducer_loop(r->loops, r->reducer,
+                 true)(out + head * r->width, (const char *)r->sources[0] + head * r->width,
+                       (const char *)r->sources[1] + head * r->width, count - head);
 }
 
-static void run_blocks(const tree_run *run, size_t count)
+static void tree_run_blocks(const tree_run *run, size_t count)
 {
     _Alignas(64) char scratch[SCRATCH_BYTES];
     tree_run r = *run;
@@ -463,15 +463,15 @@ void tdm__tree_run_by(const tdm__reduce_loops *loops, const tdm__tree_plan *plan
         return;
     }
     float_mode before = mode_enter(reducer);
-    if (reducer->reduce != TDM_REDUCE_USER) r.loop = loop_of(loops, reducer, false);
+    if (reducer->reduce != TDM_REDUCE_USER) r.loop = reducer_loop(loops, reducer, false);
     bool simple = plan->leaf_count == 2 && destination_count == 1 && r.loop;
-    find_streamed(&r, stream);
+    tree_find_streamed(&r, stream);
     if (simple && !r.stream)
         r.loop(destinations[0], sources[0], sources[1], count);
     else if (simple && to_line(destinations[0]) % r.width == 0)
         tree_run_pair_stream(&r, count);
     else
-        run_blocks(&r, count);
+        tree_run_blocks(&r, count);
     if (r.stream) loops->fence();
     mode_leave(before);
 }
@@ -480,6 +480,6 @@ void tdm__tree_run(const tdm__tree_plan *plan, const tdm__reducer *reducer,
                    const void *const *sources, void *const *destinations, int destination_count,
                    size_t count, int stream)
 {
-    tdm__tree_run_by(loops_here(), plan, reducer, sources, destinations, destination_count, count,
-                     stream);
+    tdm__tree_run_by(reduce_loops_here(), plan, reducer, sources, destinations, destination_count,
+                     count, stream);
 }

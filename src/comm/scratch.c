@@ -6,6 +6,8 @@
  * KEPT_BYTES, and reuses them for programs that need about as much. Small buffers come from the
  * arena (program.c). The comm's lock protects the cache.
  */
+#include "comm/scratch.h"
+#include "base/base.h"
 #include "comm/engine.h"
 
 #include <stdlib.h>
@@ -38,7 +40,7 @@ static tdm__block *scratch_take_kept(tdm_comm *comm, size_t bytes)
 void *tdm__scratch_take(tdm_comm *comm, tdm__block **list, size_t bytes)
 {
     if (bytes > SIZE_MAX / 2) return NULL;
-    bytes = (bytes + ROUND_BYTES - 1) / ROUND_BYTES * ROUND_BYTES;
+    bytes = tdm_align_up(bytes, ROUND_BYTES);
     tdm__block *block = scratch_take_kept(comm, bytes);
     if (!block) {
         block = aligned_alloc(ALIGN, sizeof(*block) + bytes);

@@ -17,7 +17,8 @@ tdm_status tdm_group_broadcast(tdm_group *group, void *data, size_t count, tdm_d
     return tdm_call_run(group, &call, err);
 }
 
-static tdm_status add_up(tdm_group *group, tdm_call call, tdm_reduce reduce, tdm_error *err)
+static tdm_status group_reduce_call(tdm_group *group, tdm_call call, tdm_reduce reduce,
+                                    tdm_error *err)
 {
     call.reduce = reduce;
     return tdm_call_run(group, &call, err);
@@ -28,7 +29,7 @@ tdm_status tdm_group_all_reduce(tdm_group *group, const void *in, void *out, siz
 {
     tdm_call call = {
         .kind = TDM_CALL_ALL_REDUCE, .in = in, .out = out, .count = count, .dtype = dtype};
-    return add_up(group, call, reduce, err);
+    return group_reduce_call(group, call, reduce, err);
 }
 
 tdm_status tdm_group_reduce(tdm_group *group, const void *in, void *out, size_t count,
@@ -36,7 +37,7 @@ tdm_status tdm_group_reduce(tdm_group *group, const void *in, void *out, size_t 
 {
     tdm_call call = {.kind = TDM_CALL_REDUCE, .in = in, .out = out, .count = count, .dtype = dtype};
     call.root = root;
-    return add_up(group, call, reduce, err);
+    return group_reduce_call(group, call, reduce, err);
 }
 
 tdm_status tdm_group_reduce_scatter(tdm_group *group, const void *in, void *out, size_t count,
@@ -44,11 +45,11 @@ tdm_status tdm_group_reduce_scatter(tdm_group *group, const void *in, void *out,
 {
     tdm_call call = {
         .kind = TDM_CALL_REDUCE_SCATTER, .in = in, .out = out, .count = count, .dtype = dtype};
-    return add_up(group, call, reduce, err);
+    return group_reduce_call(group, call, reduce, err);
 }
 
-static tdm_status move(tdm_group *group, tdm_call_kind kind, const void *in, void *out,
-                       size_t count, tdm_dtype dtype, int root, tdm_error *err)
+static tdm_status group_move_call(tdm_group *group, tdm_call_kind kind, const void *in, void *out,
+                                  size_t count, tdm_dtype dtype, int root, tdm_error *err)
 {
     tdm_call call = {
         .kind = kind, .in = in, .out = out, .count = count, .dtype = dtype, .root = root};
@@ -58,29 +59,29 @@ static tdm_status move(tdm_group *group, tdm_call_kind kind, const void *in, voi
 tdm_status tdm_group_all_gather(tdm_group *group, const void *in, void *out, size_t count,
                                 tdm_dtype dtype, tdm_error *err)
 {
-    return move(group, TDM_CALL_ALL_GATHER, in, out, count, dtype, 0, err);
+    return group_move_call(group, TDM_CALL_ALL_GATHER, in, out, count, dtype, 0, err);
 }
 
 tdm_status tdm_group_gather(tdm_group *group, const void *in, void *out, size_t count,
                             tdm_dtype dtype, int root, tdm_error *err)
 {
-    return move(group, TDM_CALL_GATHER, in, out, count, dtype, root, err);
+    return group_move_call(group, TDM_CALL_GATHER, in, out, count, dtype, root, err);
 }
 
 tdm_status tdm_group_scatter(tdm_group *group, const void *in, void *out, size_t count,
                              tdm_dtype dtype, int root, tdm_error *err)
 {
-    return move(group, TDM_CALL_SCATTER, in, out, count, dtype, root, err);
+    return group_move_call(group, TDM_CALL_SCATTER, in, out, count, dtype, root, err);
 }
 
 tdm_status tdm_group_all_to_all(tdm_group *group, const void *in, void *out, size_t count,
                                 tdm_dtype dtype, tdm_error *err)
 {
-    return move(group, TDM_CALL_ALL_TO_ALL, in, out, count, dtype, 0, err);
+    return group_move_call(group, TDM_CALL_ALL_TO_ALL, in, out, count, dtype, 0, err);
 }
 
-static tdm_status pass(tdm_group *group, tdm_call_kind kind, int peer, uint32_t tag, const void *in,
-                       void *out, size_t bytes, tdm_error *err)
+static tdm_status group_pair_call(tdm_group *group, tdm_call_kind kind, int peer, uint32_t tag,
+                                  const void *in, void *out, size_t bytes, tdm_error *err)
 {
     tdm_call call = {.kind = kind,
                      .in = in,
@@ -95,11 +96,11 @@ static tdm_status pass(tdm_group *group, tdm_call_kind kind, int peer, uint32_t 
 tdm_status tdm_group_send(tdm_group *group, int to, uint32_t tag, const void *data, size_t bytes,
                           tdm_error *err)
 {
-    return pass(group, TDM_CALL_SEND, to, tag, data, NULL, bytes, err);
+    return group_pair_call(group, TDM_CALL_SEND, to, tag, data, NULL, bytes, err);
 }
 
 tdm_status tdm_group_recv(tdm_group *group, int from, uint32_t tag, void *data, size_t bytes,
                           tdm_error *err)
 {
-    return pass(group, TDM_CALL_RECV, from, tag, NULL, data, bytes, err);
+    return group_pair_call(group, TDM_CALL_RECV, from, tag, NULL, data, bytes, err);
 }

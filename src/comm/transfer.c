@@ -13,8 +13,13 @@
  * transport lost a peer is deferred to the engine's next round (tdm__engine_losses), since the
  * transport may be in the middle of an operation.
  */
+#include "comm/transfer.h"
 #include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/group.h"
 #include "comm/match.h"
+#include "comm/program.h"
+#include "comm/request.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,7 +68,7 @@ static bool transfer_goes_before(const tdm__transfer *a, const tdm__transfer *b)
 }
 
 /* The position of receives and of active transfers does not matter. */
-static void list_add(tdm_comm *comm, tdm__transfer *t)
+static void transfers_add(tdm_comm *comm, tdm__transfer *t)
 {
     tdm__transfer *first = comm->transfers;
     if (!first) {
@@ -82,7 +87,7 @@ static void list_add(tdm_comm *comm, tdm__transfer *t)
     if (in_front) comm->transfers = t;
 }
 
-static void list_remove(tdm_comm *comm, tdm__transfer *t)
+static void transfers_remove(tdm_comm *comm, tdm__transfer *t)
 {
     if (t->next == t) {
         comm->transfers = NULL;
@@ -97,7 +102,7 @@ static void list_remove(tdm_comm *comm, tdm__transfer *t)
 
 void tdm__transfers_free(tdm_comm *comm)
 {
-    while (comm->transfers) list_remove(comm, comm->transfers);
+    while (comm->transfers) transfers_remove(comm, comm->transfers);
     while (comm->free_transfers) {
         tdm__transfer *t = comm->free_transfers;
         comm->free_transfers = t->next;
@@ -108,7 +113,7 @@ void tdm__transfers_free(tdm_comm *comm)
 /* ---- sending ---------------------------------------------------------------------------------- */
 
 /* Independent of the message's size: else later small messages could delay a large one forever. */
-static bool has_room(const tdm_comm *comm, const tdm__transfer *t)
+static bool transfer_has_room(const tdm_comm *comm, const tdm__transfer *t)
 {
     return comm->flight_bytes[t->peer] < FLIGHT_BYTES + comm->flight_extra;
 }
@@ -125,12 +130,12 @@ static void transfer_hand_over(tdm_comm *comm, tdm__transfer *t)
     comm->transport->ops->send(comm->transport, t->peer, &t->head, t->data, t);
 }
 
-static bool is_queued(const tdm__transfer *t)
+static bool transfer_is_queued(const tdm__transfer *t)
 {
     return !t->receive && !t->handed;
 }
 
-static void count_queued(tdm_comm *comm, int peer, int more)
+static void comm_count_queued(tdm_comm *comm, int peer, int more)
 {
     comm->queued_counts[peer] += more;
     comm->queued_total += more;
@@ -146,11 +151,11 @@ bool tdm__transfers_dispatch(tdm_comm *comm)
          * any entry. */
         tdm__transfer *t = comm->transfers, *found = NULL;
         if (t) do {
-                if (is_queued(t) && has_room(comm, t)) found = t;
+                if (transfer_is_queued(t) && transfer_has_room(comm, t)) found = t;
                 t = t->next;
             } while (!found && t != comm->transfers);
         if (!found) return changed;
-        count_queued(comm, found->peer, -1);
+        comm_count_queued(comm, found->peer, -1);
         transfer_hand_over(comm, found);
         changed = true;
     }
@@ -158,12 +163,12 @@ bool tdm__transfers_dispatch(tdm_comm *comm)
 
 static void transfer_queue(tdm_comm *comm, tdm__transfer *t)
 {
-    list_add(comm, t);
-    if (comm->queued_counts[t->peer] == 0 && has_room(comm, t)) {
+    transfers_add(comm, t);
+    if (comm->queued_counts[t->peer] == 0 && transfer_has_room(comm, t)) {
         transfer_hand_over(comm, t);
         return;
     }
-    count_queued(comm, t->peer, 1);
+    comm_count_queued(comm, t->peer, 1);
     comm->dispatch = true;
 }
 
@@ -179,7 +184,7 @@ double tdm__transfers_stalled(tdm_comm *comm, double now, double never, bool *ro
     return comm->moved_s + STALL_S;
 }
 
-static tdm__head head_for(const tdm_request *request, uint32_t step, size_t bytes)
+static tdm__head request_head(const tdm_request *request, uint32_t step, size_t bytes)
 {
     tdm__head head = request->head;
     head.step = step;
@@ -194,14 +199,15 @@ static tdm__transfer *transfer_of(tdm__program *program, const tdm__instruction 
 {
     tdm_request *request = program->request;
     tdm__transfer *t = transfer_new(
-        request->group->comm, &(tdm__transfer){
-                                  .request = request,
-                                  .program = program,
-                                  .receive = instruction->op == TDM__OP_RECV,
-                                  .peer = request->group->ranks[instruction->peer],
-                                  .data = instruction->from,
-                                  .head = head_for(request, instruction->step, instruction->bytes),
-                              });
+        request->group->comm,
+        &(tdm__transfer){
+            .request = request,
+            .program = program,
+            .receive = instruction->op == TDM__OP_RECV,
+            .peer = request->group->ranks[instruction->peer],
+            .data = instruction->from,
+            .head = request_head(request, instruction->step, instruction->bytes),
+        });
     if (t)
         program->pending++;
     else
@@ -218,26 +224,27 @@ void tdm__transfer_send(tdm__program *program, const tdm__instruction *instructi
 void tdm__transfer_notice(tdm_request *request, int peer)
 {
     tdm_comm *comm = request->group->comm;
-    tdm__transfer *t = transfer_new(comm,
-                                    &(tdm__transfer){
-                                        .peer = peer,
-                                        .head = head_for(request, (uint32_t)TDM__NOTICE_STEP, 0),
-                                    });
+    tdm__transfer *t = transfer_new(
+        comm, &(tdm__transfer){
+                  .peer = peer,
+                  .head = request_head(request, (uint32_t)TDM__NOTICE_STEP, 0),
+              });
     if (t) transfer_queue(comm, t);
 }
 
-/* Records that a transfer failed; the first error is kept. */
-static void transfer_note_failure(const tdm__transfer *t, tdm_status status)
+/* Tells the call if its transfer has failed. */
+static void transfer_check_status(const tdm__transfer *t, tdm_status status)
 {
-    tdm_request *request = t->request;
-    if (status == TDM_OK || request->ending || request->error.status != TDM_OK) return;
+    if (status == TDM_OK) return;
+    tdm_error error;
     const char *what = t->receive ? "receiving from" : "sending to";
-    if (request->group->comm->peer_states[t->peer] == TDM_PEER_LEFT)
-        tdm_fail(&request->error, TDM_ERR_PEER_LEFT, "%s rank %d failed: it has left the world",
-                 what, t->peer);
+    if (t->request->group->comm->peer_states[t->peer] == TDM_PEER_LEFT)
+        tdm_fail(&error, TDM_ERR_PEER_LEFT, "%s rank %d failed: it has left the world", what,
+                 t->peer);
     else
-        tdm_fail(&request->error, TDM_ERR_PEER_FAILED, "%s rank %d failed: %s", what, t->peer,
+        tdm_fail(&error, TDM_ERR_PEER_FAILED, "%s rank %d failed: %s", what, t->peer,
                  tdm_status_text(status));
+    tdm__request_suspect(t->request, &error);
 }
 
 static void transfer_sent(void *user, void *cookie, tdm_status status)
@@ -252,9 +259,9 @@ static void transfer_sent(void *user, void *cookie, tdm_status status)
         t->request->outstanding--;
         t->program->pending--;
         transfer_record(comm, TDM_TRACE_SENT, t->peer, &t->head);
-        transfer_note_failure(t, status);
+        transfer_check_status(t, status);
     }
-    list_remove(comm, t);
+    transfers_remove(comm, t);
 }
 
 /* ---- receiving -------------------------------------------------------------------------------- */
@@ -274,8 +281,8 @@ static void transfer_received(void *user, void *cookie, tdm_status status)
     request->outstanding--;
     t->program->pending--;
     transfer_record(comm, TDM_TRACE_RECEIVED, t->peer, &t->head);
-    transfer_note_failure(t, status);
-    list_remove(comm, t);
+    transfer_check_status(t, status);
+    transfers_remove(comm, t);
 }
 
 /* Passes a message to its receive, if it has the expected size and header. */
@@ -289,7 +296,7 @@ static void arrival_match(tdm_comm *comm, tdm__transfer *t, const tdm__head *the
     tdm_request *request = t->request;
     t->program->pending--;
     int peer = t->peer;
-    list_remove(comm, t);
+    transfers_remove(comm, t);
     comm->transport->ops->drop(comm->transport, arrival);
     tdm__group_mismatch(request->group, peer, &request->head, theirs);
 }
@@ -299,7 +306,7 @@ void tdm__transfer_recv(tdm__program *program, const tdm__instruction *instructi
     tdm_comm *comm = program->request->group->comm;
     tdm__transfer *t = transfer_of(program, instruction);
     if (!t) return;
-    list_add(comm, t);
+    transfers_add(comm, t);
     tdm__match found;
     if (tdm__matches_take(comm->matches, &t->head, t->peer, false, &found)) {
         arrival_match(comm, t, &found.head, found.arrival, instruction->to);
@@ -314,11 +321,11 @@ void tdm__transfer_recv(tdm__program *program, const tdm__instruction *instructi
     if (tdm__matches_add(comm->matches, &entry)) return;
     program->pending--;
     program->no_memory = true;
-    list_remove(comm, t);
+    transfers_remove(comm, t);
 }
 
 /* This rank's call of that number, pending or past; NULL if it has not made it yet. */
-static const tdm__head *own_call(tdm_group *group, const tdm__head *theirs)
+static const tdm__head *group_own_call(tdm_group *group, const tdm__head *theirs)
 {
     if (tdm__is_direct(theirs)) return NULL; /* compared when it is matched */
     const tdm_request *request = tdm__request_find(group, theirs);
@@ -358,7 +365,7 @@ static void transfer_arrived(void *user, int peer, const tdm__head *head, tdm__a
         return;
     }
 
-    const tdm__head *own = group ? own_call(group, head) : NULL;
+    const tdm__head *own = group ? group_own_call(group, head) : NULL;
     if (own && !tdm__heads_agree(own, head)) {
         arrival_drop(comm, arrival);
         tdm__group_mismatch(group, peer, own, head);
@@ -422,7 +429,7 @@ void tdm__transfers_check(tdm_request *request)
 
 /* ---- dropping --------------------------------------------------------------------------------- */
 
-static bool expected_by(const tdm__match *entry, const void *request)
+static bool match_is_expected_by(const tdm__match *entry, const void *request)
 {
     return entry->expected && entry->transfer->request == request;
 }
@@ -432,23 +439,23 @@ void tdm__transfers_cancel(tdm_request *request)
     tdm_comm *comm = request->group->comm;
     tdm__match found;
     size_t chain = 0;
-    while (tdm__matches_remove(comm->matches, expected_by, request, &chain, &found)) {
+    while (tdm__matches_remove(comm->matches, match_is_expected_by, request, &chain, &found)) {
         found.transfer->program->pending--;
-        list_remove(comm, found.transfer);
+        transfers_remove(comm, found.transfer);
     }
     tdm__transfer *t = comm->transfers;
     while (t) {
         tdm__transfer *next = t->next == comm->transfers ? NULL : t->next;
-        if (t->request == request && is_queued(t)) {
-            count_queued(comm, t->peer, -1);
+        if (t->request == request && transfer_is_queued(t)) {
+            comm_count_queued(comm, t->peer, -1);
             t->program->pending--;
-            list_remove(comm, t);
+            transfers_remove(comm, t);
         }
         t = comm->transfers ? next : NULL;
     }
 }
 
-static bool waits_in(const tdm__match *entry, const void *group)
+static bool match_waits_in(const tdm__match *entry, const void *group)
 {
     return !entry->expected && (!group || entry->head.group == *(const uint32_t *)group);
 }
@@ -457,6 +464,6 @@ void tdm__transfers_drop(tdm_comm *comm, const uint32_t *group)
 {
     tdm__match found;
     size_t chain = 0;
-    while (tdm__matches_remove(comm->matches, waits_in, group, &chain, &found))
+    while (tdm__matches_remove(comm->matches, match_waits_in, group, &chain, &found))
         arrival_drop(comm, found.arrival);
 }

@@ -8,7 +8,7 @@
  */
 
 #include "base/base.h"
-#include "comm/engine.h"
+#include "comm/choices.h"
 #include "os/os.h"
 
 #include <limits.h>
@@ -38,7 +38,7 @@ tdm_status tdm__choices_find(const char *path, tdm__choices *out, tdm_error *err
     return tdm__choices_load(NULL, out, err);
 }
 
-static tdm_tune_row row_of(const tdm__choice *choice)
+static tdm_tune_row tune_row_of(const tdm__choice *choice)
 {
     return (tdm_tune_row){.kind = (tdm_call_kind)choice->kind,
                           .one_host = choice->place == TDM__GROUP_PLACE_HOST,
@@ -48,7 +48,7 @@ static tdm_tune_row row_of(const tdm__choice *choice)
                           .segment_bytes = choice->segment_bytes};
 }
 
-static void put_row(tdm_json_writer *w, const tdm_tune_row *row)
+static void tune_put_row(tdm_json_writer *w, const tdm_tune_row *row)
 {
     tdm_json_object_begin(w);
     tdm_json_put_string(w, "kind", tdm_call_kind_name(row->kind));
@@ -60,7 +60,7 @@ static void put_row(tdm_json_writer *w, const tdm_tune_row *row)
     tdm_json_object_end(w);
 }
 
-static bool is_replaced(const tdm_tune_row *old, const tdm_tune_row *rows, int count)
+static bool tune_row_is_replaced(const tdm_tune_row *old, const tdm_tune_row *rows, int count)
 {
     for (int i = 0; i < count; i++)
         if (rows[i].kind == old->kind && rows[i].one_host == old->one_host &&
@@ -69,7 +69,7 @@ static bool is_replaced(const tdm_tune_row *old, const tdm_tune_row *rows, int c
     return false;
 }
 
-static tdm_status check_rows(const tdm_tune_row *rows, int count, tdm_error *err)
+static tdm_status tune_check_rows(const tdm_tune_row *rows, int count, tdm_error *err)
 {
     for (int i = 0; i < count; i++)
         if (rows[i].kind < TDM_CALL_BARRIER || rows[i].kind > TDM_CALL_RECV || rows[i].size < 1 ||
@@ -95,8 +95,8 @@ static tdm_status tune_replace(const char *path, const tdm_str *text, tdm_error 
 {
     if (!tdm_str_ok(text)) return tdm_fail_oom(err, "for the file of measured choices");
     tdm_arena *arena = tdm_arena_create("path");
-    char *folder = arena ? tdm_path_dirname(arena, path) : NULL;
-    tdm_status status = folder ? tdm_dir_make(folder, err) : tdm_fail_oom(err, "for a path");
+    char *directory = arena ? tdm_path_dirname(arena, path) : NULL;
+    tdm_status status = directory ? tdm_dir_make(directory, err) : tdm_fail_oom(err, "for a path");
     if (status == TDM_OK) status = tdm_file_replace(path, tdm_str_text(text), text->length, err);
     tdm_arena_destroy(arena);
     return status;
@@ -104,7 +104,7 @@ static tdm_status tune_replace(const char *path, const tdm_str *text, tdm_error 
 
 tdm_status tdm_tune_write(const char *path, const tdm_tune_row *rows, int count, tdm_error *err)
 {
-    TDM_TRY(check_rows(rows, count, err));
+    TDM_TRY(tune_check_rows(rows, count, err));
     tdm__choices before;
     tune_read_existing(path, &before);
     tdm_str text = TDM_STR_INIT;
@@ -114,10 +114,10 @@ tdm_status tdm_tune_write(const char *path, const tdm_tune_row *rows, int count,
     tdm_json_key(&w, "choices");
     tdm_json_array_begin(&w);
     for (int i = 0; i < before.count; i++) {
-        tdm_tune_row old = row_of(&before.rows[i]);
-        if (!is_replaced(&old, rows, count)) put_row(&w, &old);
+        tdm_tune_row old = tune_row_of(&before.rows[i]);
+        if (!tune_row_is_replaced(&old, rows, count)) tune_put_row(&w, &old);
     }
-    for (int i = 0; i < count; i++) put_row(&w, &rows[i]);
+    for (int i = 0; i < count; i++) tune_put_row(&w, &rows[i]);
     tdm_json_array_end(&w);
     tdm_json_object_end(&w);
     tdm_str_add_char(&text, '\n');

@@ -16,8 +16,15 @@
  * already written.
  */
 #include "base/base.h"
+#include "comm/algorithm.h"
 #include "comm/comm.h"
-#include "comm/window_inner.h"
+#include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/group.h"
+#include "comm/lanes.h"
+#include "comm/program.h"
+#include "comm/request.h"
+#include "comm/window.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -56,7 +63,7 @@ bool tdm__window_is_small(const tdm_group *group, const tdm_call *call)
     return call->count * width <= TDM__WINDOW_INLINE / parts;
 }
 
-static bool is_root(const tdm_group *group, const tdm_call *call)
+static bool call_is_root(const tdm_group *group, const tdm_call *call)
 {
     return group->rank == call->root;
 }
@@ -66,9 +73,9 @@ static bool call_has_input(const tdm_group *group, const tdm_call *call)
 {
     switch (call->kind) {
     case TDM_CALL_BROADCAST:
-    case TDM_CALL_SCATTER: return is_root(group, call);
+    case TDM_CALL_SCATTER: return call_is_root(group, call);
     case TDM_CALL_REDUCE:
-    case TDM_CALL_GATHER: return !is_root(group, call);
+    case TDM_CALL_GATHER: return !call_is_root(group, call);
     default: return true;
     }
 }
@@ -80,14 +87,14 @@ static need small_needs(const tdm_group *group, const tdm_call *call)
 {
     switch (call->kind) {
     case TDM_CALL_BROADCAST:
-    case TDM_CALL_SCATTER: return is_root(group, call) ? NEED_NONE : NEED_ROOT;
+    case TDM_CALL_SCATTER: return call_is_root(group, call) ? NEED_NONE : NEED_ROOT;
     case TDM_CALL_REDUCE:
-    case TDM_CALL_GATHER: return is_root(group, call) ? NEED_ALL : NEED_NONE;
+    case TDM_CALL_GATHER: return call_is_root(group, call) ? NEED_ALL : NEED_NONE;
     default: return NEED_ALL;
     }
 }
 
-static size_t bytes_of(const tdm_group *group, const tdm_call *call)
+static size_t small_bytes(const tdm_group *group, const tdm_call *call)
 {
     size_t width = tdm_dtype_bytes(call->dtype);
     if (call->kind == TDM_CALL_ALL_GATHER || call->kind == TDM_CALL_GATHER)
@@ -95,7 +102,7 @@ static size_t bytes_of(const tdm_group *group, const tdm_call *call)
     return call->count * width;
 }
 
-static int own_parts(const tdm_group *group, const tdm_call *call)
+static int small_own_parts(const tdm_group *group, const tdm_call *call)
 {
     if (!call->lanes || !tdm__kind_reduces(call->kind)) return 1;
     int64_t nodes[TDM_MAX_LANE_PARTS];
@@ -107,10 +114,10 @@ static void small_publish(const tdm_group *group, const tdm__head *head, const t
 {
     tdm__cell *cell = tdm__window_cell(group->window, head->sequence, group->window->local_index);
     cell->in_offset = cell->out_offset = UINT64_MAX;
-    tdm__window_say(group, head);
+    tdm__window_describe(group, head);
     if (call->kind == TDM_CALL_BARRIER || call->count == 0 || !call_has_input(group, call)) return;
-    size_t bytes = bytes_of(group, call);
-    int parts = own_parts(group, call);
+    size_t bytes = small_bytes(group, call);
+    int parts = small_own_parts(group, call);
     for (int i = 0; i < parts; i++)
         memcpy(cell->data + (size_t)i * bytes, tdm__call_part(call, i), bytes);
 }
@@ -123,7 +130,7 @@ static void small_find_sources(const tdm_group *group, const tdm__head *head, co
                                const tdm__leaves *leaves, size_t skip, const void **sources)
 {
     const tdm__window *w = group->window;
-    size_t bytes = bytes_of(group, call);
+    size_t bytes = small_bytes(group, call);
     for (int m = 0; m < group->size; m++) {
         const uint8_t *data = tdm__window_cell(w, head->sequence, m)->data + skip;
         int first = leaves ? leaves->first[m] : m;
@@ -178,7 +185,7 @@ static void small_collect(const tdm_group *group, const tdm__head *head, const t
             small_copy(out + theirs.first * width, data, theirs.count * width);
             break;
         case TDM_CALL_GATHER:
-            if (is_root(group, call))
+            if (call_is_root(group, call))
                 small_copy(out + theirs.first * width, data, theirs.count * width);
             break;
         case TDM_CALL_ALL_TO_ALL:
@@ -192,13 +199,14 @@ static void small_collect(const tdm_group *group, const tdm__head *head, const t
 
 static bool small_reduces(const tdm_group *group, const tdm_call *call)
 {
-    return tdm__kind_reduces(call->kind) && (call->kind != TDM_CALL_REDUCE || is_root(group, call));
+    return tdm__kind_reduces(call->kind) &&
+           (call->kind != TDM_CALL_REDUCE || call_is_root(group, call));
 }
 
 /* Whether the members whose data this rank needs make the same call; if not, the group is broken. A
  * rank that needs no data checks the members that have already posted: if two ranks both act as
  * root, or none does, the later one detects it. */
-static bool all_agree(tdm_group *group, const tdm__head *head, const tdm_call *call)
+static bool small_all_agree(tdm_group *group, const tdm__head *head, const tdm_call *call)
 {
     const tdm__window *w = group->window;
     need of = small_needs(group, call);
@@ -224,7 +232,8 @@ static void small_take(tdm_request *request, int segment)
 {
     const tdm_group *group = request->group;
     const tdm_call *call = &request->call;
-    if (small_needs(group, call) == NEED_NONE && !all_agree(request->group, &request->head, call))
+    if (small_needs(group, call) == NEED_NONE &&
+        !small_all_agree(request->group, &request->head, call))
         return;
     if (call->count == 0 || call->kind == TDM_CALL_BARRIER) return;
     if (!tdm__kind_reduces(call->kind)) {
@@ -245,7 +254,7 @@ void tdm__window_build_small(tdm__program *program)
 {
     tdm_request *request = program->request;
     const tdm_group *group = request->group;
-    const small_state *state = request->state;
+    const small_state *state = request->algorithm_data;
     if (!state || !state->posted) {
         tdm__program_await(program, -1, 0);
         tdm__program_call(program, small_describe);
@@ -261,7 +270,7 @@ void tdm__window_build_small(tdm__program *program)
 enum { FAST_RANKS = 64 }; /* sources on the stack; larger groups use a request */
 
 /* Spins until the members whose data this rank needs have posted. */
-static bool all_here(const tdm_group *group, const tdm__head *head, const tdm_call *call)
+static bool small_all_posted(const tdm_group *group, const tdm__head *head, const tdm_call *call)
 {
     const tdm__window *w = group->window;
     need of = small_needs(group, call);
@@ -281,8 +290,8 @@ static bool all_here(const tdm_group *group, const tdm__head *head, const tdm_ca
 }
 
 /* The neighbours are late: continues as a request whose description is already written. */
-static tdm_status wait_for_rest(tdm_group *group, const tdm__head *head, const tdm_call *call,
-                                double deadline_s, tdm_error *err)
+static tdm_status small_wait(tdm_group *group, const tdm__head *head, const tdm_call *call,
+                             double deadline_s, tdm_error *err)
 {
     tdm_request *request = tdm__request_create(group);
     small_state *state = malloc(sizeof(*state));
@@ -298,7 +307,7 @@ static tdm_status wait_for_rest(tdm_group *group, const tdm__head *head, const t
     request->head = *head;
     request->algorithm = &tdm__algorithm_window;
     request->cut = tdm__algorithm_window.cut(group, call);
-    request->state = state;
+    request->algorithm_data = state;
     request->begin_s = tdm__comm_now(group->comm);
     request->deadline_s = request->begin_s + deadline_s;
     tdm__request_start(request);
@@ -318,12 +327,12 @@ bool tdm__window_run_fast(tdm_group *group, const tdm__head *head, const tdm_cal
 
     small_publish(group, head, call);
     tdm__window_raise(w, head->sequence, 1);
-    if (!all_here(group, head, call)) {
-        *status = wait_for_rest(group, head, call, deadline_s, err);
+    if (!small_all_posted(group, head, call)) {
+        *status = small_wait(group, head, call, deadline_s, err);
         return true;
     }
 
-    if (!all_agree(group, head, call)) {
+    if (!small_all_agree(group, head, call)) {
         *status = tdm_fail(err, group->broken.status, "%s", group->broken.message);
     } else {
         const void *sources[FAST_RANKS];

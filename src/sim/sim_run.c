@@ -8,6 +8,7 @@
  * calls: it does so whenever something arrives.
  */
 #include "base/base.h"
+#include "comm/assemble.h"
 #include "comm/engine.h"
 #include "sim/sim.h"
 

@@ -15,29 +15,23 @@
 
 /* ---- the hash -------------------------------------------------------------------------------- */
 
-static uint64_t hash_mix(uint64_t hash, uint64_t word)
-{
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
-    return hash ^ (hash >> 29);
-}
-
 static void sim_hash_event(tdm__sim *sim, const tdm__sim_event *event)
 {
     uint64_t bits;
     memcpy(&bits, &event->time_s, sizeof(bits));
-    uint64_t hash = hash_mix(sim->result.hash, bits);
-    hash = hash_mix(hash, ((uint64_t)event->kind << 32) + (uint32_t)event->rank);
-    hash = hash_mix(hash, (uint32_t)event->other);
+    uint64_t hash = tdm_hash64_add(sim->result.hash, bits);
+    hash = tdm_hash64_add(hash, ((uint64_t)event->kind << 32) + (uint32_t)event->rank);
+    hash = tdm_hash64_add(hash, (uint32_t)event->other);
     if (event->message) {
         uint64_t words[sizeof(tdm__head) / sizeof(uint64_t)];
         memcpy(words, &event->message->head, sizeof(words));
         for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
-            hash = hash_mix(hash, words[i]);
+            hash = tdm_hash64_add(hash, words[i]);
     }
     if (event->news)
-        hash = hash_mix(hash, ((uint64_t)event->news->news.kind << 48) ^
-                                  ((uint64_t)event->news->news.status << 32) ^
-                                  event->news->news.group);
+        hash = tdm_hash64_add(hash, ((uint64_t)event->news->news.kind << 48) ^
+                                        ((uint64_t)event->news->news.status << 32) ^
+                                        event->news->news.group);
     sim->result.hash = hash;
 }
 

@@ -33,25 +33,25 @@ static const char *const algorithm_names[] = {
     [TDM_ALGORITHM_WINDOW] = "window",
 };
 
-static const char *name_in(const char *const *names, size_t count, size_t index)
+static const char *names_find(const char *const *names, size_t count, size_t index)
 {
     return index < count && names[index] ? names[index] : "unknown";
 }
 
 const char *tdm_call_kind_name(tdm_call_kind kind)
 {
-    return name_in(kind_names, sizeof(kind_names) / sizeof(kind_names[0]), (size_t)kind);
+    return names_find(kind_names, sizeof(kind_names) / sizeof(kind_names[0]), (size_t)kind);
 }
 
 const char *tdm_reduce_name(tdm_reduce reduce)
 {
-    return name_in(reduce_names, sizeof(reduce_names) / sizeof(reduce_names[0]), (size_t)reduce);
+    return names_find(reduce_names, sizeof(reduce_names) / sizeof(reduce_names[0]), (size_t)reduce);
 }
 
 const char *tdm_algorithm_name(tdm_algorithm algorithm)
 {
-    return name_in(algorithm_names, sizeof(algorithm_names) / sizeof(algorithm_names[0]),
-                   (size_t)algorithm);
+    return names_find(algorithm_names, sizeof(algorithm_names) / sizeof(algorithm_names[0]),
+                      (size_t)algorithm);
 }
 
 tdm_status tdm_algorithm_find(const char *name, tdm_algorithm *out, tdm_error *err)

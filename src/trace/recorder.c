@@ -38,7 +38,7 @@ static uint64_t now_ns(const tdm__recorder *r)
     return r->now_ns ? r->now_ns(r->user) : tdm_clock_ns();
 }
 
-static void fill_header(tdm__trace_header *h, const tdm__recorder_options *options)
+static void recorder_fill_header(tdm__trace_header *h, const tdm__recorder_options *options)
 {
     memcpy(h->magic, TDM__TRACE_MAGIC, sizeof(h->magic));
     h->version = TDM__TRACE_VERSION;
@@ -62,14 +62,14 @@ static void fill_header(tdm__trace_header *h, const tdm__recorder_options *optio
     h->check = tdm__trace_header_sum(h);
 }
 
-static char *file_path(const char *dir, int rank)
+static char *recorder_file_path(const char *dir, int rank)
 {
     char *path = NULL;
     return asprintf(&path, "%s/rank-%05d.trace", dir, rank) < 0 ? NULL : path;
 }
 
 /* Creates the file `part` with the size of a ring, and maps it. */
-static tdm_status map_part(const char *part, tdm__trace_ring **out, tdm_error *err)
+static tdm_status recorder_map_part(const char *part, tdm__trace_ring **out, tdm_error *err)
 {
     int fd = open(part, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (fd < 0) return tdm_os_fail(err, "cannot create the trace", part);
@@ -89,17 +89,18 @@ static tdm_status map_part(const char *part, tdm__trace_ring **out, tdm_error *e
     return TDM_OK;
 }
 
-static tdm_status map_file(const tdm__recorder_options *options, tdm__recorder *r, tdm_error *err)
+static tdm_status recorder_map_file(const tdm__recorder_options *options, tdm__recorder *r,
+                                    tdm_error *err)
 {
     TDM_TRY(tdm_dir_make(options->dir, err));
     char *part = NULL;
-    r->path = file_path(options->dir, options->rank);
+    r->path = recorder_file_path(options->dir, options->rank);
     if (!r->path ||
         asprintf(&part, "%s/.rank-%05d.%ld.tmp", options->dir, options->rank, (long)getpid()) < 0)
         return tdm_fail_oom(err, "for the trace of rank %d", options->rank);
-    tdm_status status = map_part(part, &r->ring, err);
+    tdm_status status = recorder_map_part(part, &r->ring, err);
     if (status == TDM_OK) {
-        fill_header(&r->ring->header, options);
+        recorder_fill_header(&r->ring->header, options);
         if (rename(part, r->path) != 0) {
             status = tdm_os_fail(err, "cannot rename the trace", r->path);
             unlink(part);
@@ -109,13 +110,14 @@ static tdm_status map_file(const tdm__recorder_options *options, tdm__recorder *
     return status;
 }
 
-static tdm_status map_memory(const tdm__recorder_options *options, tdm__recorder *r, tdm_error *err)
+static tdm_status recorder_map_memory(const tdm__recorder_options *options, tdm__recorder *r,
+                                      tdm_error *err)
 {
     void *memory = mmap(NULL, sizeof(tdm__trace_ring), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return tdm_fail_oom(err, "for the events of rank %d", options->rank);
     r->ring = memory;
-    fill_header(&r->ring->header, options);
+    recorder_fill_header(&r->ring->header, options);
     return TDM_OK;
 }
 
@@ -133,7 +135,8 @@ tdm_status tdm__recorder_create(const tdm__recorder_options *options, tdm__recor
     if (!r) return tdm_fail_oom(err, "for the recorder");
     r->now_ns = options->now_ns;
     r->user = options->user;
-    tdm_status status = options->dir ? map_file(options, r, err) : map_memory(options, r, err);
+    tdm_status status = options->dir ? recorder_map_file(options, r, err)
+                                     : recorder_map_memory(options, r, err);
     if (status != TDM_OK) {
         recorder_release(r);
         return status;
@@ -156,7 +159,7 @@ const char *tdm__recorder_path(const tdm__recorder *recorder)
 
 /* Sets the slot's busy bit; false if it is set already, or if the slot has an event of a later
  * round. */
-static bool take_slot(_Atomic uint64_t *seal, uint32_t stamp)
+static bool recorder_take_slot(_Atomic uint64_t *seal, uint32_t stamp)
 {
     uint64_t before = atomic_load_explicit(seal, memory_order_relaxed);
     uint32_t there = tdm__trace_stamp_of(before);
@@ -175,7 +178,7 @@ void tdm__record(tdm__recorder *recorder, tdm_trace_event event)
     uint64_t number = atomic_fetch_add_explicit(&ring->header.head, 1, memory_order_relaxed);
     uint32_t stamp = tdm__trace_stamp(number);
     _Atomic uint64_t *words = ring->words[number % TDM_TRACE_EVENTS];
-    if (!take_slot(&words[TDM__TRACE_SEAL], stamp)) return;
+    if (!recorder_take_slot(&words[TDM__TRACE_SEAL], stamp)) return;
     memset(event.reserved, 0, sizeof(event.reserved));
     uint64_t copy[TDM__TRACE_WORDS];
     memcpy(copy, &event, sizeof(copy));
@@ -195,12 +198,12 @@ static uint64_t ring_oldest(const tdm__recorder *r, size_t max, uint64_t *head)
     return *head > max ? *head - max : 0;
 }
 
-static void add_ago(tdm_str *out, uint64_t now, uint64_t then)
+static void recorder_add_ago(tdm_str *out, uint64_t now, uint64_t then)
 {
     tdm_str_addf(out, "%.1f s ago", now > then ? (double)(now - then) * 1e-9 : 0.0);
 }
 
-static void add_waits(tdm_str *out, const tdm__stand *stand, const tdm_trace_event *call)
+static void recorder_add_waits(tdm_str *out, const tdm__stand *stand, const tdm_trace_event *call)
 {
     int peers[TDM__STAND_WAITS], count = 0;
     for (int i = 0; i < stand->wait_count; i++)
@@ -220,8 +223,8 @@ static void recorder_describe(const tdm__stand *stand, uint64_t now, tdm_str *ou
         const tdm_trace_event *call = &stand->calls[0];
         tdm_trace_event_text(call, out);
         tdm_str_add(out, ", ");
-        add_ago(out, now, call->time_ns);
-        add_waits(out, stand, call);
+        recorder_add_ago(out, now, call->time_ns);
+        recorder_add_waits(out, stand, call);
         if (stand->call_count > 1)
             tdm_str_addf(out, "; %d more calls are pending", stand->call_count - 1);
     } else if (stand->last.kind == TDM_TRACE_NONE) {
@@ -232,7 +235,7 @@ static void recorder_describe(const tdm__stand *stand, uint64_t now, tdm_str *ou
         tdm_str_add(out, "is in no call; last: ");
         tdm_trace_event_text(last, out);
         tdm_str_add(out, ", ");
-        add_ago(out, now, last->time_ns);
+        recorder_add_ago(out, now, last->time_ns);
     }
 }
 
@@ -270,14 +273,14 @@ void tdm__recorder_text(const tdm__recorder *recorder, size_t max, tdm_str *out)
 
 /* ---- writing to a file ------------------------------------------------------------------------ */
 
-static bool same_file(const char *a, const char *b)
+static bool recorder_same_file(const char *a, const char *b)
 {
     struct stat x, y;
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
 /* A copy of the ring in which every event is complete or marked as busy. */
-static tdm__trace_ring *copy_ring(const tdm__trace_ring *ring)
+static tdm__trace_ring *recorder_copy_ring(const tdm__trace_ring *ring)
 {
     tdm__trace_ring *copy = calloc(1, sizeof(*copy));
     if (!copy) return NULL;
@@ -301,14 +304,14 @@ tdm_status tdm__recorder_dump(const tdm__recorder *recorder, const char *dir, td
 {
     const tdm__trace_ring *ring = recorder->ring;
     TDM_TRY(tdm_dir_make(dir, err));
-    char *path = file_path(dir, ring->header.rank);
+    char *path = recorder_file_path(dir, ring->header.rank);
     if (!path) return tdm_fail_oom(err, "for a path below %s", dir);
     tdm_status status = TDM_OK;
-    if (recorder->path && same_file(path, recorder->path)) {
+    if (recorder->path && recorder_same_file(path, recorder->path)) {
         if (msync(recorder->ring, sizeof(*ring), MS_ASYNC) != 0)
             status = tdm_os_fail(err, "cannot flush", path);
     } else {
-        tdm__trace_ring *copy = copy_ring(ring);
+        tdm__trace_ring *copy = recorder_copy_ring(ring);
         status = copy ? tdm_file_replace(path, copy, sizeof(*copy), err)
                       : tdm_fail_oom(err, "to copy the trace to %s", dir);
         free(copy);

@@ -20,7 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static ssize_t read_whole(int fd, void *out, size_t bytes)
+static ssize_t trace_read_whole(int fd, void *out, size_t bytes)
 {
     size_t count = 0;
     while (count < bytes) {
@@ -34,7 +34,7 @@ static ssize_t read_whole(int fd, void *out, size_t bytes)
 }
 
 /* Marks events that differ in the second copy as busy. */
-static void compare_copies(tdm__trace_ring *first, const tdm__trace_ring *second)
+static void trace_compare_copies(tdm__trace_ring *first, const tdm__trace_ring *second)
 {
     for (size_t i = 0; i < TDM_TRACE_EVENTS; i++)
         if (memcmp((const void *)first->words[i], (const void *)second->words[i],
@@ -42,77 +42,78 @@ static void compare_copies(tdm__trace_ring *first, const tdm__trace_ring *second
             memset((void *)first->words[i], 0xff, sizeof(first->words[i]));
 }
 
-static tdm_status read_copies(int fd, const char *path, tdm__trace_ring copies[2],
-                              tdm__trace_parsed *out, tdm_error *err)
+static tdm_status trace_read_copies(int fd, const char *path, tdm__trace_ring copies[2],
+                                    tdm__trace_parsed *out, tdm_error *err)
 {
     struct stat info;
     if (fstat(fd, &info) != 0) return tdm_os_fail(err, "cannot read", path);
     if (!S_ISREG(info.st_mode))
         return tdm_fail(err, TDM_ERR_FORMAT, "%s: not a regular file", path);
     ssize_t count = 0;
-    for (int i = 0; i < 2 && count >= 0; i++) count = read_whole(fd, &copies[i], sizeof(copies[i]));
+    for (int i = 0; i < 2 && count >= 0; i++)
+        count = trace_read_whole(fd, &copies[i], sizeof(copies[i]));
     if (count < 0) return tdm_os_fail(err, "cannot read", path);
-    compare_copies(&copies[0], &copies[1]);
+    trace_compare_copies(&copies[0], &copies[1]);
     return tdm__trace_parse(&copies[0], (size_t)count, path, out, err);
 }
 
-static tdm_status read_file(const char *path, tdm__trace_parsed *out, tdm_error *err)
+static tdm_status trace_read_file(const char *path, tdm__trace_parsed *out, tdm_error *err)
 {
     tdm__trace_ring *copies = calloc(2, sizeof(*copies));
     if (!copies) return tdm_fail_oom(err, "to read the trace (%s)", path);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     tdm_status status = fd < 0 ? tdm_os_fail(err, "cannot open", path)
-                               : read_copies(fd, path, copies, out, err);
+                               : trace_read_copies(fd, path, copies, out, err);
     if (fd >= 0) close(fd);
     free(copies);
     return status;
 }
 
-static bool is_trace_name(const char *name)
+static bool name_is_trace(const char *name)
 {
     size_t length = strlen(name), end = strlen(".trace");
     return strncmp(name, "rank-", 5) == 0 && length > end &&
            strcmp(name + length - end, ".trace") == 0;
 }
 
-static size_t count_names(const char *const *names, size_t count)
+static size_t trace_count_names(const char *const *names, size_t count)
 {
     size_t traces = 0;
-    for (size_t i = 0; i < count; i++) traces += is_trace_name(names[i]);
+    for (size_t i = 0; i < count; i++) traces += name_is_trace(names[i]);
     return traces;
 }
 
-/* Lists the names in `dir` or, if there is no trace, in its subdirectory. */
+/* Lists the traces in `dir` or, if it has none, in its subdirectory. */
 static tdm_status trace_list_files(const char *dir, tdm_arena *arena, const char **out_dir,
                                    const char *const **out_names, size_t *out_count, tdm_error *err)
 {
     TDM_TRY(tdm_dir_list(dir, arena, out_names, out_count, err));
     *out_dir = dir;
-    if (count_names(*out_names, *out_count) > 0) return TDM_OK;
+    if (trace_count_names(*out_names, *out_count) > 0) return TDM_OK;
     const char *below = tdm_path_join(arena, dir, "trace");
     if (!below) return tdm_fail_oom(err, "for the names in %s", dir);
     if (tdm_path_is_dir(below)) {
         TDM_TRY(tdm_dir_list(below, arena, out_names, out_count, err));
         *out_dir = below;
     }
-    if (count_names(*out_names, *out_count) > 0) return TDM_OK;
+    if (trace_count_names(*out_names, *out_count) > 0) return TDM_OK;
     return tdm_fail(err, TDM_ERR_NOT_FOUND,
                     "%s: no trace files (rank-NNNNN.trace) in this directory or in its "
                     "subdirectory 'trace'; 'tandem run --run DIRECTORY -- PROGRAM' writes them",
                     dir);
 }
 
-static tdm_status read_all(const char *dir, const char *const *names, size_t count,
-                           tdm_arena *arena, tdm_trace *trace, tdm_error *err)
+static tdm_status trace_read_all(const char *dir, const char *const *names, size_t count,
+                                 tdm_arena *arena, tdm_trace *trace, tdm_error *err)
 {
-    trace->parts = calloc(count_names(names, count), sizeof(*trace->parts));
+    trace->parts = calloc(trace_count_names(names, count), sizeof(*trace->parts));
     if (!trace->parts) return tdm_fail_oom(err, "for traces (%s)", dir);
     tdm_error why = {0};
     for (size_t i = 0; i < count; i++) {
-        if (!is_trace_name(names[i])) continue;
+        if (!name_is_trace(names[i])) continue;
         const char *path = tdm_path_join(arena, dir, names[i]);
         if (!path) return tdm_fail_oom(err, "for names (%s)", dir);
-        if (read_file(path, &trace->parts[trace->count], &why) == TDM_OK)
+        if (trace_read_file(path, &trace->parts[trace->count], &why) == TDM_OK)
             trace->count++;
         else if (why.status == TDM_ERR_NO_MEMORY)
             return tdm_fail(err, why.status, "%s", why.message);
@@ -123,7 +124,7 @@ static tdm_status read_all(const char *dir, const char *const *names, size_t cou
     return tdm_fail(err, why.status, "%s: none of its traces can be read: %s", dir, why.message);
 }
 
-static int by_rank_and_age(const void *left, const void *right)
+static int rank_compare(const void *left, const void *right)
 {
     const tdm_trace_rank *a = &((const tdm__trace_parsed *)left)->rank;
     const tdm_trace_rank *b = &((const tdm__trace_parsed *)right)->rank;
@@ -132,7 +133,7 @@ static int by_rank_and_age(const void *left, const void *right)
 }
 
 /* Keeps the parts of the newest world, one for each rank. */
-static void keep_newest_world(tdm_trace *trace, const char *dir)
+static void trace_keep_newest_world(tdm_trace *trace, const char *dir)
 {
     const tdm__trace_parsed *newest = &trace->parts[0];
     for (size_t i = 1; i < trace->count; i++)
@@ -157,7 +158,7 @@ static void keep_newest_world(tdm_trace *trace, const char *dir)
     trace->count = kept;
 }
 
-static void align_clocks(tdm_trace *trace)
+static void trace_align_clocks(tdm_trace *trace)
 {
     for (size_t i = 1; i < trace->count; i++)
         for (size_t j = 0; j < i; j++) {
@@ -206,11 +207,11 @@ tdm_status tdm_trace_open(const char *dir, tdm_trace **out, tdm_error *err)
         status = tdm_fail_oom(err, "for the trace (%s)", dir);
     else
         status = trace_list_files(dir, arena, &found, &names, &count, err);
-    if (status == TDM_OK) status = read_all(found, names, count, arena, trace, err);
+    if (status == TDM_OK) status = trace_read_all(found, names, count, arena, trace, err);
     if (status == TDM_OK) {
-        qsort(trace->parts, trace->count, sizeof(*trace->parts), by_rank_and_age);
-        keep_newest_world(trace, found);
-        align_clocks(trace);
+        qsort(trace->parts, trace->count, sizeof(*trace->parts), rank_compare);
+        trace_keep_newest_world(trace, found);
+        trace_align_clocks(trace);
         trace_check_processes(trace);
         *out = trace;
     } else {

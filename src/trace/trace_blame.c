@@ -24,20 +24,20 @@ typedef enum regard {
     PAST    /* it has ended it */
 } regard;
 
-static void stand_of(const tdm_trace_rank *r, tdm__stand *stand)
+static void blame_stand_of(const tdm_trace_rank *r, tdm__stand *stand)
 {
     memset(stand, 0, sizeof(*stand));
     for (size_t i = 0; i < r->event_count; i++) tdm__stand_fold(stand, &r->events[i]);
 }
 
-static bool is_dead(const tdm_trace_rank *r)
+static bool blame_is_dead(const tdm_trace_rank *r)
 {
     return !r->closed && r->here && !r->running;
 }
 
 /* Whether e belongs to the same sequence of calls (a group's collectives, or messages between the
  * same two ranks) as `call` of rank `waiter`, seen from the other side. */
-static bool same_line(const tdm_trace_event *e, const tdm_trace_event *call, int waiter)
+static bool blame_same_line(const tdm_trace_event *e, const tdm_trace_event *call, int waiter)
 {
     if (e->group != call->group || tdm__trace_is_pair(e) != tdm__trace_is_pair(call)) return false;
     return !tdm__trace_is_pair(e) || (e->peer == waiter && e->step == call->step &&
@@ -45,13 +45,14 @@ static bool same_line(const tdm_trace_event *e, const tdm_trace_event *call, int
 }
 
 /* The state of `r` with respect to the call in which rank `waiter` waits. */
-static regard regard_of(const tdm_trace_rank *r, const tdm_trace_event *call, int waiter)
+static regard blame_regard_of(const tdm_trace_rank *r, const tdm_trace_event *call, int waiter)
 {
     if (!r) return NO_TRACE;
     bool begun = false, past = false;
     for (size_t i = 0; i < r->event_count; i++) {
         const tdm_trace_event *e = &r->events[i];
-        if ((e->kind != TDM_TRACE_BEGIN && e->kind != TDM_TRACE_END) || !same_line(e, call, waiter))
+        if ((e->kind != TDM_TRACE_BEGIN && e->kind != TDM_TRACE_END) ||
+            !blame_same_line(e, call, waiter))
             continue;
         if (e->sequence == call->sequence) {
             begun = true;
@@ -61,13 +62,13 @@ static regard regard_of(const tdm_trace_rank *r, const tdm_trace_event *call, in
         }
     }
     if (past) return PAST;
-    if (is_dead(r)) return DEAD;
+    if (blame_is_dead(r)) return DEAD;
     if (begun) return INSIDE;
     return r->closed ? CLOSED : ABSENT;
 }
 
 /* The ranks of the world that did not begin this call, for a rank without WAIT events. */
-static void infer_waits(const tdm_trace *trace, const tdm_trace_rank *r, tdm_trace_stand *out)
+static void blame_infer_waits(const tdm_trace *trace, const tdm_trace_rank *r, tdm_trace_stand *out)
 {
     if (tdm__trace_is_pair(&out->call) && out->call.peer >= 0) {
         out->waits_for[0] = out->call.peer;
@@ -78,7 +79,7 @@ static void infer_waits(const tdm_trace *trace, const tdm_trace_rank *r, tdm_tra
     if (out->call.group != 0) return;
     for (int rank = 0; rank < r->size && out->wait_count < TDM_MAX_TRACE_WAITS; rank++) {
         if (rank == r->rank) continue;
-        regard how = regard_of(tdm__trace_find(trace, rank, NULL), &out->call, r->rank);
+        regard how = blame_regard_of(tdm__trace_find(trace, rank, NULL), &out->call, r->rank);
         if (how != DEAD && how != CLOSED && how != ABSENT) continue;
         out->waits_for[out->wait_count] = rank;
         out->since_ns[out->wait_count++] = out->call.time_ns;
@@ -94,7 +95,7 @@ void tdm_trace_stand_of(const tdm_trace *trace, size_t index, tdm_trace_stand *o
         free(stand);
         return;
     }
-    stand_of(r, stand);
+    blame_stand_of(r, stand);
     out->last = stand->last;
     out->in_call = stand->call_count > 0 && !r->closed;
     if (out->in_call) {
@@ -105,21 +106,21 @@ void tdm_trace_stand_of(const tdm_trace *trace, size_t index, tdm_trace_stand *o
             out->waits_for[out->wait_count] = w->peer;
             out->since_ns[out->wait_count++] = w->time_ns;
         }
-        if (out->wait_count == 0) infer_waits(trace, r, out);
+        if (out->wait_count == 0) blame_infer_waits(trace, r, out);
     }
     free(stand);
 }
 
 /* ---- text ------------------------------------------------------------------------------------- */
 
-static double age_s(const tdm_trace *trace, const tdm_trace_rank *r, uint64_t time_ns)
+static double blame_age_s(const tdm_trace *trace, const tdm_trace_rank *r, uint64_t time_ns)
 {
     int64_t age = trace->reference_ns - tdm__trace_moment_ns(r, time_ns);
     return age > 0 ? (double)age * 1e-9 : 0.0;
 }
 
-static void add_last_act(const tdm_trace *trace, const tdm_trace_rank *r, const tdm_trace_event *e,
-                         tdm_str *out)
+static void blame_add_last_act(const tdm_trace *trace, const tdm_trace_rank *r,
+                               const tdm_trace_event *e, tdm_str *out)
 {
     if (e->kind == TDM_TRACE_NONE) {
         tdm_str_add(out, "no events");
@@ -127,10 +128,10 @@ static void add_last_act(const tdm_trace *trace, const tdm_trace_rank *r, const 
     }
     tdm_str_add(out, "last event: ");
     tdm_trace_event_text(e, out);
-    tdm_str_addf(out, ", %.1f s ago", age_s(trace, r, e->time_ns));
+    tdm_str_addf(out, ", %.1f s ago", blame_age_s(trace, r, e->time_ns));
 }
 
-static void add_ranks(const int *ranks, int count, tdm_str *out)
+static void blame_add_ranks(const int *ranks, int count, tdm_str *out)
 {
     enum { SHOWN = 8 };
     tdm_str_add(out, count == 1 ? "rank " : "ranks ");
@@ -142,13 +143,13 @@ static void add_ranks(const int *ranks, int count, tdm_str *out)
 }
 
 /* Adds "; rank 2 did not call it: last event: ..." */
-static void add_regard(const tdm_trace *trace, int rank, const tdm_trace_event *call, int waiter,
-                       tdm_str *out)
+static void blame_add_regard(const tdm_trace *trace, int rank, const tdm_trace_event *call,
+                             int waiter, tdm_str *out)
 {
     size_t index = 0;
     const tdm_trace_rank *r = tdm__trace_find(trace, rank, &index);
     tdm_str_addf(out, "; rank %d ", rank);
-    switch (regard_of(r, call, waiter)) {
+    switch (blame_regard_of(r, call, waiter)) {
     case NO_TRACE: tdm_str_add(out, "has no trace here"); return;
     case DEAD:
         tdm_str_addf(out, "(process %lld) was killed or crashed: ", (long long)r->pid);
@@ -164,22 +165,22 @@ static void add_regard(const tdm_trace *trace, int rank, const tdm_trace_event *
     }
     tdm_trace_stand stand;
     tdm_trace_stand_of(trace, index, &stand);
-    add_last_act(trace, r, &stand.last, out);
+    blame_add_last_act(trace, r, &stand.last, out);
 }
 
-static void add_wait(const tdm_trace *trace, const tdm_trace_rank *r, const tdm_trace_stand *stand,
-                     tdm_str *out)
+static void blame_add_wait(const tdm_trace *trace, const tdm_trace_rank *r,
+                           const tdm_trace_stand *stand, tdm_str *out)
 {
     uint64_t since = stand->since_ns[0];
     for (int i = 1; i < stand->wait_count; i++)
         if (stand->since_ns[i] < since) since = stand->since_ns[i];
     tdm_str_addf(out, "rank %d waits for ", r->rank);
-    add_ranks(stand->waits_for, stand->wait_count, out);
+    blame_add_ranks(stand->waits_for, stand->wait_count, out);
     tdm_str_add(out, " in ");
     tdm__trace_call_text(&stand->call, out);
-    tdm_str_addf(out, " for %.1f s", age_s(trace, r, since));
+    tdm_str_addf(out, " for %.1f s", blame_age_s(trace, r, since));
     for (int i = 0; i < stand->wait_count && i < 4; i++)
-        add_regard(trace, stand->waits_for[i], &stand->call, r->rank, out);
+        blame_add_regard(trace, stand->waits_for[i], &stand->call, r->rank, out);
     tdm_str_add_char(out, '\n');
 }
 
@@ -195,19 +196,19 @@ typedef struct blame {
 } blame;
 
 /* The one of r's peers to follow: a dead one, else one that does not wait, else the first. */
-static int next_of(const blame *b, const tdm_trace_stand *stand)
+static int blame_next_of(const blame *b, const tdm_trace_stand *stand)
 {
     int best = -1, best_value = -1;
     for (int i = 0; i < stand->wait_count; i++) {
         size_t index = 0;
         const tdm_trace_rank *r = tdm__trace_find(b->trace, stand->waits_for[i], &index);
-        int value = !r || is_dead(r) ? 2 : b->stands[index].wait_count == 0;
+        int value = !r || blame_is_dead(r) ? 2 : b->stands[index].wait_count == 0;
         if (value > best_value) best_value = value, best = stand->waits_for[i];
     }
     return best;
 }
 
-static void note_missing(blame *b, int rank)
+static void blame_note_missing(blame *b, int rank)
 {
     for (int i = 0; i < b->missing_count; i++)
         if (b->missing[i] == rank) return;
@@ -220,11 +221,11 @@ static void blame_follow(blame *b, size_t start, tdm_str *out)
     size_t at = start;
     int walk = (int)start + 1;
     while (b->visit[at] == 0 && b->stands[at].wait_count > 0 &&
-           !is_dead(tdm_trace_rank_at(b->trace, at))) {
+           !blame_is_dead(tdm_trace_rank_at(b->trace, at))) {
         b->visit[at] = walk;
-        int next = next_of(b, &b->stands[at]);
+        int next = blame_next_of(b, &b->stands[at]);
         if (!tdm__trace_find(b->trace, next, &at)) {
-            note_missing(b, next);
+            blame_note_missing(b, next);
             return;
         }
     }
@@ -236,21 +237,21 @@ static void blame_follow(blame *b, size_t start, tdm_str *out)
         size_t stop = at;
         do {
             circle[count++] = tdm_trace_rank_at(b->trace, at)->rank;
-            if (!tdm__trace_find(b->trace, next_of(b, &b->stands[at]), &at)) return;
+            if (!tdm__trace_find(b->trace, blame_next_of(b, &b->stands[at]), &at)) return;
         } while (at != stop && count < TDM_MAX_TRACE_WAITS);
         tdm_str_add(out, "deadlock: ");
-        add_ranks(circle, count, out);
+        blame_add_ranks(circle, count, out);
         tdm_str_add(out, " wait for each other\n");
     }
 }
 
-static void add_culprit(const tdm_trace *trace, size_t index, const tdm_trace_stand *stand,
-                        tdm_str *out)
+static void blame_add_culprit(const tdm_trace *trace, size_t index, const tdm_trace_stand *stand,
+                              tdm_str *out)
 {
     const tdm_trace_rank *r = tdm_trace_rank_at(trace, index);
     tdm_str_addf(out, "the culprit is rank %d (process %lld on %s): ", r->rank, (long long)r->pid,
                  r->host[0] ? r->host : "an unnamed host");
-    if (is_dead(r))
+    if (blame_is_dead(r))
         tdm_str_add(out, "it was killed or crashed; ");
     else if (r->closed)
         tdm_str_add(out, "it has left the world; ");
@@ -258,40 +259,40 @@ static void add_culprit(const tdm_trace *trace, size_t index, const tdm_trace_st
         tdm_str_add(out, "it is in a call and does not wait for a rank; ");
     else
         tdm_str_add(out, r->running ? "it is running and in no call; " : "it is in no call; ");
-    add_last_act(trace, r, &stand->last, out);
+    blame_add_last_act(trace, r, &stand->last, out);
     tdm_str_add_char(out, '\n');
 }
 
-static void add_dead(const blame *b, tdm_str *out)
+static void blame_add_dead(const blame *b, tdm_str *out)
 {
     for (size_t i = 0; i < b->trace->count; i++) {
         const tdm_trace_rank *r = tdm_trace_rank_at(b->trace, i);
-        if (!is_dead(r) || b->guilty[i]) continue;
+        if (!blame_is_dead(r) || b->guilty[i]) continue;
         tdm_str_addf(out, "rank %d (process %lld) was killed or crashed; ", r->rank,
                      (long long)r->pid);
-        add_last_act(b->trace, r, &b->stands[i].last, out);
+        blame_add_last_act(b->trace, r, &b->stands[i].last, out);
         tdm_str_add_char(out, '\n');
     }
 }
 
-static void add_blame(blame *b, tdm_str *out)
+static void blame_add_text(blame *b, tdm_str *out)
 {
     size_t count = b->trace->count;
     int lines = 0;
     for (size_t i = 0; i < count; i++) {
         tdm_trace_stand_of(b->trace, i, &b->stands[i]);
         const tdm_trace_rank *r = tdm_trace_rank_at(b->trace, i);
-        if (b->stands[i].wait_count == 0 || is_dead(r)) continue;
-        if (lines++ < MAX_LINES) add_wait(b->trace, r, &b->stands[i], out);
+        if (b->stands[i].wait_count == 0 || blame_is_dead(r)) continue;
+        if (lines++ < MAX_LINES) blame_add_wait(b->trace, r, &b->stands[i], out);
     }
     if (lines > MAX_LINES) tdm_str_addf(out, "%d more ranks wait\n", lines - MAX_LINES);
     for (size_t i = 0; i < count; i++)
         if (b->stands[i].wait_count > 0 && b->visit[i] == 0) blame_follow(b, i, out);
     for (size_t i = 0; i < count; i++)
-        if (b->guilty[i]) add_culprit(b->trace, i, &b->stands[i], out);
+        if (b->guilty[i]) blame_add_culprit(b->trace, i, &b->stands[i], out);
     for (int i = 0; i < b->missing_count; i++)
         tdm_str_addf(out, "the culprit may be rank %d, which has no trace here\n", b->missing[i]);
-    add_dead(b, out);
+    blame_add_dead(b, out);
     if (lines == 0) tdm_str_add(out, "no rank waits for another\n");
 }
 
@@ -304,7 +305,7 @@ void tdm_trace_summary(const tdm_trace *trace, tdm_str *out)
                .missing = calloc(count, sizeof(*b.missing)),
                .visit = calloc(count, sizeof(*b.visit))};
     if (b.stands && b.guilty && b.missing && b.visit)
-        add_blame(&b, out);
+        blame_add_text(&b, out);
     else
         out->failed = true;
     free(b.stands);

@@ -45,7 +45,8 @@ typedef struct drawing {
     size_t end_count, end_capacity;
 } drawing;
 
-static void begin_event(drawing *d, const char *phase, const char *name, int rank, int thread)
+static void drawing_begin_event(drawing *d, const char *phase, const char *name, int rank,
+                                int thread)
 {
     tdm_json_object_begin(&d->w);
     tdm_json_put_string(&d->w, "ph", phase);
@@ -54,14 +55,14 @@ static void begin_event(drawing *d, const char *phase, const char *name, int ran
     tdm_json_put_int(&d->w, "tid", thread);
 }
 
-static void put_time(drawing *d, const char *key, int64_t ns)
+static void drawing_put_time(drawing *d, const char *key, int64_t ns)
 {
     tdm_json_put_double(&d->w, key, (double)(ns > 0 ? ns : 0) / 1000.0);
 }
 
 static void drawing_meta(drawing *d, const char *what, int thread, const char *name)
 {
-    begin_event(d, "M", what, d->rank->rank, thread);
+    drawing_begin_event(d, "M", what, d->rank->rank, thread);
     tdm_json_key(&d->w, "args");
     tdm_json_object_begin(&d->w);
     tdm_json_put_string(&d->w, "name", name);
@@ -69,7 +70,7 @@ static void drawing_meta(drawing *d, const char *what, int thread, const char *n
     tdm_json_object_end(&d->w);
 }
 
-static void name_row(drawing *d, int thread, bool *named, const char *name)
+static void drawing_name_row(drawing *d, int thread, bool *named, const char *name)
 {
     if (*named) return;
     *named = true;
@@ -77,32 +78,33 @@ static void name_row(drawing *d, int thread, bool *named, const char *name)
 }
 
 /* Begins a bar; "args" follow. */
-static void begin_bar(drawing *d, const char *name, int thread, int64_t from_ns, int64_t to_ns)
+static void drawing_begin_bar(drawing *d, const char *name, int thread, int64_t from_ns,
+                              int64_t to_ns)
 {
-    begin_event(d, "X", name, d->rank->rank, thread);
-    put_time(d, "ts", from_ns - d->zero_ns);
-    put_time(d, "dur", to_ns - from_ns);
+    drawing_begin_event(d, "X", name, d->rank->rank, thread);
+    drawing_put_time(d, "ts", from_ns - d->zero_ns);
+    drawing_put_time(d, "dur", to_ns - from_ns);
 }
 
-static void draw_waits(drawing *d, row *r, int thread, int64_t until_ns)
+static void drawing_put_waits(drawing *d, row *r, int thread, int64_t until_ns)
 {
     if (r->wait_count == 0 || until_ns <= r->wait_ns) return;
     tdm_str name = TDM_STR_INIT;
     tdm_str_add(&name, r->wait_count == 1 ? "waits for rank " : "waits for ranks ");
     for (int i = 0; i < r->wait_count; i++)
         tdm_str_addf(&name, "%s%d", i > 0 ? ", " : "", r->waits[i]);
-    begin_bar(d, tdm_str_text(&name), thread, r->wait_ns, until_ns);
+    drawing_begin_bar(d, tdm_str_text(&name), thread, r->wait_ns, until_ns);
     tdm_json_put_string(&d->w, "cat", "wait");
     tdm_json_object_end(&d->w);
     tdm_str_release(&name);
 }
 
-static void draw_call(drawing *d, row *r, int thread, int64_t until_ns, const char *how)
+static void drawing_put_call(drawing *d, row *r, int thread, int64_t until_ns, const char *how)
 {
-    draw_waits(d, r, thread, until_ns);
+    drawing_put_waits(d, r, thread, until_ns);
     tdm_str name = TDM_STR_INIT;
     tdm__trace_call_text(&r->call, &name);
-    begin_bar(d, tdm_str_text(&name), thread, r->begin_ns, until_ns);
+    drawing_begin_bar(d, tdm_str_text(&name), thread, r->begin_ns, until_ns);
     tdm_json_put_string(&d->w, "cat", "call");
     tdm_json_key(&d->w, "args");
     tdm_json_object_begin(&d->w);
@@ -119,7 +121,7 @@ static void draw_call(drawing *d, row *r, int thread, int64_t until_ns, const ch
 }
 
 /* The row of an event's call, allocated if it has none yet; -1 if all are taken. */
-static int row_of(drawing *d, const tdm_trace_event *e, int64_t at_ns)
+static int drawing_row_of(drawing *d, const tdm_trace_event *e, int64_t at_ns)
 {
     int spare = -1;
     for (int i = 0; i < MAX_ROWS; i++) {
@@ -130,13 +132,13 @@ static int row_of(drawing *d, const tdm_trace_event *e, int64_t at_ns)
     if (spare < 0) return -1;
     char name[32];
     snprintf(name, sizeof(name), spare == 0 ? "calls" : "calls, row %d", spare + 1);
-    name_row(d, spare, &d->row_named[spare], name);
+    drawing_name_row(d, spare, &d->row_named[spare], name);
     d->rows[spare] = (row){.used = true, .call = *e, .begin_ns = at_ns};
     if (e->kind != TDM_TRACE_BEGIN) d->rows[spare].call.bytes = 0;
     return spare;
 }
 
-static void change_waits(drawing *d, int index, const tdm_trace_event *e, int64_t at_ns)
+static void drawing_change_waits(drawing *d, int index, const tdm_trace_event *e, int64_t at_ns)
 {
     row *r = &d->rows[index];
     int place = 0;
@@ -144,7 +146,7 @@ static void change_waits(drawing *d, int index, const tdm_trace_event *e, int64_
     bool there = place < r->wait_count, add = e->kind == TDM_TRACE_WAIT;
     if (add == there && !(e->peer < 0 && !add)) return;
     if (add && r->wait_count == MAX_WAITS) return;
-    draw_waits(d, r, index, at_ns);
+    drawing_put_waits(d, r, index, at_ns);
     r->wait_ns = at_ns;
     if (add)
         r->waits[r->wait_count++] = e->peer;
@@ -154,7 +156,7 @@ static void change_waits(drawing *d, int index, const tdm_trace_event *e, int64_
         r->waits[place] = r->waits[--r->wait_count];
 }
 
-static void add_end_point(drawing *d, const tdm_trace_event *e, int64_t at_ns, int index)
+static void drawing_add_end_point(drawing *d, const tdm_trace_event *e, int64_t at_ns, int index)
 {
     if (e->peer < 0) return;
     if (d->end_count == d->end_capacity) {
@@ -178,13 +180,14 @@ static void add_end_point(drawing *d, const tdm_trace_event *e, int64_t at_ns, i
                                           .arrival = arrival};
 }
 
-static void draw_work(drawing *d, const tdm_trace_event *e, int64_t at_ns)
+static void drawing_put_work(drawing *d, const tdm_trace_event *e, int64_t at_ns)
 {
     int64_t long_ns = e->detail < (uint64_t)(at_ns - d->zero_ns) ? (int64_t)e->detail
                                                                  : at_ns - d->zero_ns;
     bool adds = e->kind == TDM_TRACE_COMPUTE;
     int thread = adds ? ROW_ADDS : ROW_MARKS;
-    name_row(d, thread, adds ? &d->adds_named : &d->marks_named, adds ? "additions" : "marks");
+    drawing_name_row(d, thread, adds ? &d->adds_named : &d->marks_named,
+                     adds ? "additions" : "marks");
     tdm_str name = TDM_STR_INIT;
     if (e->kind == TDM_TRACE_MARK)
         tdm__trace_mark_name(e, &name); /* equal for all of a kind, so that viewers can aggregate
@@ -192,10 +195,10 @@ static void draw_work(drawing *d, const tdm_trace_event *e, int64_t at_ns)
     else
         tdm_trace_event_text(e, &name);
     if (long_ns > 0) {
-        begin_bar(d, tdm_str_text(&name), thread, at_ns - long_ns, at_ns);
+        drawing_begin_bar(d, tdm_str_text(&name), thread, at_ns - long_ns, at_ns);
     } else {
-        begin_event(d, "i", tdm_str_text(&name), d->rank->rank, thread);
-        put_time(d, "ts", at_ns - d->zero_ns);
+        drawing_begin_event(d, "i", tdm_str_text(&name), d->rank->rank, thread);
+        drawing_put_time(d, "ts", at_ns - d->zero_ns);
         tdm_json_put_string(&d->w, "s", "t");
     }
     tdm_json_put_string(&d->w, "cat", adds ? "compute" : "mark");
@@ -203,33 +206,34 @@ static void draw_work(drawing *d, const tdm_trace_event *e, int64_t at_ns)
     tdm_str_release(&name);
 }
 
-static void draw_event(drawing *d, const tdm_trace_event *e)
+static void drawing_put_event(drawing *d, const tdm_trace_event *e)
 {
     int64_t at_ns = tdm__trace_moment_ns(d->rank, e->time_ns);
     int index;
     switch (e->kind) {
-    case TDM_TRACE_BEGIN: row_of(d, e, at_ns); break;
+    case TDM_TRACE_BEGIN: drawing_row_of(d, e, at_ns); break;
     case TDM_TRACE_END:
-        index = row_of(d, e, d->first_ns);
+        index = drawing_row_of(d, e, d->first_ns);
         if (index >= 0)
-            draw_call(d, &d->rows[index], index, at_ns, tdm_status_name((tdm_status)e->status));
+            drawing_put_call(d, &d->rows[index], index, at_ns,
+                             tdm_status_name((tdm_status)e->status));
         break;
     case TDM_TRACE_WAIT:
     case TDM_TRACE_RESUME:
-        index = row_of(d, e, d->first_ns);
-        if (index >= 0) change_waits(d, index, e, at_ns);
+        index = drawing_row_of(d, e, d->first_ns);
+        if (index >= 0) drawing_change_waits(d, index, e, at_ns);
         break;
     case TDM_TRACE_SEND:
     case TDM_TRACE_RECEIVED:
-        index = row_of(d, e, d->first_ns);
-        if (index >= 0) add_end_point(d, e, at_ns, index);
+        index = drawing_row_of(d, e, d->first_ns);
+        if (index >= 0) drawing_add_end_point(d, e, at_ns, index);
         break;
     case TDM_TRACE_SENT: break;
-    default: draw_work(d, e, at_ns); break;
+    default: drawing_put_work(d, e, at_ns); break;
     }
 }
 
-static void draw_rank(drawing *d, const tdm_trace_rank *rank)
+static void drawing_put_rank(drawing *d, const tdm_trace_rank *rank)
 {
     d->rank = rank;
     memset(d->rows, 0, sizeof(d->rows));
@@ -239,7 +243,7 @@ static void draw_rank(drawing *d, const tdm_trace_rank *rank)
     snprintf(name, sizeof(name), "rank %d (%s, process %lld, %s)", rank->rank, rank->host,
              (long long)rank->pid, rank->transport);
     drawing_meta(d, "process_name", 0, name);
-    begin_event(d, "M", "process_sort_index", rank->rank, 0);
+    drawing_begin_event(d, "M", "process_sort_index", rank->rank, 0);
     tdm_json_key(&d->w, "args");
     tdm_json_object_begin(&d->w);
     tdm_json_put_int(&d->w, "sort_index", rank->rank);
@@ -247,9 +251,9 @@ static void draw_rank(drawing *d, const tdm_trace_rank *rank)
     tdm_json_object_end(&d->w);
     if (rank->event_count == 0) return;
     d->first_ns = tdm__trace_moment_ns(rank, rank->events[0].time_ns);
-    for (size_t i = 0; i < rank->event_count; i++) draw_event(d, &rank->events[i]);
+    for (size_t i = 0; i < rank->event_count; i++) drawing_put_event(d, &rank->events[i]);
     for (int i = 0; i < MAX_ROWS; i++)
-        if (d->rows[i].used) draw_call(d, &d->rows[i], i, d->end_ns, "not");
+        if (d->rows[i].used) drawing_put_call(d, &d->rows[i], i, d->end_ns, "not");
 }
 
 /* ---- arrows ----------------------------------------------------------------------------------- */
@@ -278,10 +282,10 @@ static int compare_ends(const void *left, const void *right)
     return order;
 }
 
-static void draw_end(drawing *d, const end_point *e, uint64_t id)
+static void drawing_put_end(drawing *d, const end_point *e, uint64_t id)
 {
-    begin_event(d, e->arrival ? "f" : "s", "message", e->arrival ? e->to : e->from, e->row);
-    put_time(d, "ts", e->at_ns - d->zero_ns);
+    drawing_begin_event(d, e->arrival ? "f" : "s", "message", e->arrival ? e->to : e->from, e->row);
+    drawing_put_time(d, "ts", e->at_ns - d->zero_ns);
     tdm_json_put_string(&d->w, "cat", "message");
     tdm_json_put_uint(&d->w, "id", id);
     if (e->arrival) tdm_json_put_string(&d->w, "bp", "e");
@@ -290,7 +294,7 @@ static void draw_end(drawing *d, const end_point *e, uint64_t id)
 
 /* Sorts the ends so that those of one key are adjacent: first all departures, then all arrivals, by
  * time. */
-static void draw_arrows(drawing *d)
+static void drawing_put_arrows(drawing *d)
 {
     if (d->end_count == 0) return;
     qsort(d->ends, d->end_count, sizeof(*d->ends), compare_ends);
@@ -304,8 +308,8 @@ static void draw_arrows(drawing *d)
         size_t pairs = arrivals - first < last - arrivals ? arrivals - first : last - arrivals;
         for (size_t i = 0; i < pairs; i++) {
             id++;
-            draw_end(d, &d->ends[first + i], id);
-            draw_end(d, &d->ends[arrivals + i], id);
+            drawing_put_end(d, &d->ends[first + i], id);
+            drawing_put_end(d, &d->ends[arrivals + i], id);
         }
     }
 }
@@ -338,8 +342,8 @@ void tdm_trace_chrome(const tdm_trace *trace, tdm_str *out)
     tdm_json_put_string(&d->w, "displayTimeUnit", "ms");
     tdm_json_key(&d->w, "traceEvents");
     tdm_json_array_begin(&d->w);
-    for (size_t i = 0; i < trace->count; i++) draw_rank(d, tdm_trace_rank_at(trace, i));
-    draw_arrows(d);
+    for (size_t i = 0; i < trace->count; i++) drawing_put_rank(d, tdm_trace_rank_at(trace, i));
+    drawing_put_arrows(d);
     tdm_json_array_end(&d->w);
     tdm_json_object_end(&d->w);
     free(d->ends);

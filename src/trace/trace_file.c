@@ -7,6 +7,7 @@
  * known kind whose peer is a rank of the world or -1.
  */
 #include "trace/trace_file.h"
+#include "base/base.h"
 
 #include <tandem/os.h>
 
@@ -20,11 +21,7 @@ enum { TIME_BITS = 62 }; /* 146 years in nanoseconds: the sum of two fits into i
 
 uint64_t tdm__trace_header_sum(const tdm__trace_header *header)
 {
-    const uint8_t *bytes = (const uint8_t *)header;
-    uint64_t sum = 0xcbf29ce484222325u; /* FNV-1a: detects accidental damage, not manipulation */
-    for (size_t i = 0; i < offsetof(tdm__trace_header, check); i++)
-        sum = (sum ^ bytes[i]) * 0x100000001b3u;
-    return sum;
+    return tdm_hash64(header, offsetof(tdm__trace_header, check));
 }
 
 bool tdm__trace_copy(const tdm__trace_ring *ring, uint64_t number, tdm_trace_event *out)
@@ -42,7 +39,7 @@ bool tdm__trace_copy(const tdm__trace_ring *ring, uint64_t number, tdm_trace_eve
     return true;
 }
 
-static size_t read_text(const char *path, char *out, size_t bytes)
+static size_t file_read_text(const char *path, char *out, size_t bytes)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t got = fd < 0 ? -1 : read(fd, out, bytes - 1);
@@ -54,7 +51,7 @@ static size_t read_text(const char *path, char *out, size_t bytes)
 void tdm__trace_boot(char out[40])
 {
     memset(out, 0, 40);
-    read_text("/proc/sys/kernel/random/boot_id", out, 40);
+    file_read_text("/proc/sys/kernel/random/boot_id", out, 40);
     out[strcspn(out, "\n")] = '\0';
 }
 
@@ -65,7 +62,7 @@ uint64_t tdm__trace_pid_start(int64_t pid)
         snprintf(path, sizeof(path), "/proc/self/stat");
     else
         snprintf(path, sizeof(path), "/proc/%lld/stat", (long long)pid);
-    if (read_text(path, text, sizeof(text)) == 0) return 0;
+    if (file_read_text(path, text, sizeof(text)) == 0) return 0;
     const char *at = strrchr(text, ')'); /* the name may contain anything; numbers follow it */
     if (!at || at[1] != ' ' || at[2] == 'Z') return 0; /* a zombie is not running */
     at++;
@@ -75,14 +72,14 @@ uint64_t tdm__trace_pid_start(int64_t pid)
 
 /* ---- parsing ---------------------------------------------------------------------------------- */
 
-static void copy_text(char *out, const char *in, size_t bytes)
+static void header_copy_text(char *out, const char *in, size_t bytes)
 {
     size_t i = 0;
     for (; i + 1 < bytes && in[i]; i++) out[i] = in[i] >= ' ' && in[i] <= '~' ? in[i] : '?';
     memset(out + i, 0, bytes - i);
 }
 
-static tdm_status check_header(const tdm__trace_header *h, size_t count, const char *name,
+static tdm_status header_check(const tdm__trace_header *h, size_t count, const char *name,
                                tdm_error *err)
 {
     if (count < sizeof(*h) || memcmp(h->magic, TDM__TRACE_MAGIC, sizeof(h->magic)) != 0)
@@ -116,7 +113,7 @@ static bool event_is_sane(const tdm_trace_event *e, int size)
            e->peer >= -1 && e->peer < size && e->time_ns >> TIME_BITS == 0;
 }
 
-static size_t copy_events(const tdm__trace_ring *ring, int size, tdm_trace_event *out)
+static size_t trace_copy_events(const tdm__trace_ring *ring, int size, tdm_trace_event *out)
 {
     uint64_t head = atomic_load_explicit(&ring->header.head, memory_order_relaxed);
     size_t count = 0, left = head < TDM_TRACE_EVENTS ? (size_t)head : TDM_TRACE_EVENTS;
@@ -135,7 +132,7 @@ tdm_status tdm__trace_parse(const void *bytes, size_t count, const char *name,
         tdm_fail(err, status, "%s: no memory to read the trace", name);
     } else {
         memcpy((void *)ring, bytes, count < sizeof(*ring) ? count : sizeof(*ring));
-        status = check_header(&ring->header, count, name, err);
+        status = header_check(&ring->header, count, name, err);
     }
 
     if (status == TDM_OK) {
@@ -151,11 +148,11 @@ tdm_status tdm__trace_parse(const void *bytes, size_t count, const char *name,
                      .unix_offset_ns = (int64_t)h->unix_ns - (int64_t)h->clock_ns,
                      .closed = atomic_load_explicit(&h->closed, memory_order_relaxed) == 1,
                      .lost_count = head > TDM_TRACE_EVENTS ? head - TDM_TRACE_EVENTS : 0,
-                     .event_count = copy_events(ring, h->size, events),
+                     .event_count = trace_copy_events(ring, h->size, events),
                      .events = events}};
-        copy_text(out->rank.host, h->host, sizeof(h->host));
-        copy_text(out->rank.transport, h->transport, sizeof(h->transport));
-        copy_text(out->boot, h->boot, sizeof(h->boot));
+        header_copy_text(out->rank.host, h->host, sizeof(h->host));
+        header_copy_text(out->rank.transport, h->transport, sizeof(h->transport));
+        header_copy_text(out->boot, h->boot, sizeof(h->boot));
     } else {
         free(events);
     }

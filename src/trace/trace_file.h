@@ -1,14 +1,26 @@
 /*
  * trace_file.h: the format of a rank's trace file: one page of header, then the ring buffer.
  *
- *  | header: fixed part, checksum | head, closed (own cache line) | event 0 | event 1 | ... |
+ *   0                                                4,096     4,160     4,224
+ *   +-------------------------+--------------+---------+---------+---------+- - -+-------------+
+ *   | fixed part: magic, rank,| head, closed |         | event 0 | event 1 |     | event 4,095 |
+ *   | clocks, host, checksum  | (a cache line|         |         |         |     |             |
+ *   |                         |  for itself) |         | 64 B    |         |     |             |
+ *   +-------------------------+--------------+---------+---------+---------+- - -+-------------+
+ *   |<- tdm__trace_header, then zeros to the page ->|  |<- the ring buffer
  *
- * The fixed part of the header is written before the file gets its name. The variable part is in a
- * cache line of its own: the number of events ever begun, and whether the rank closed its comm.
- * Event number n is in slot n modulo the ring's size. The 8 bytes of an event with `dtype`,
- * `reserved` and `step` are its seal. Its reserved bytes contain a stamp: the round (n divided by
- * the ring's size, plus one) and a busy bit. A writer takes a slot by setting the busy bit, fills
- * the other words, and stores the seal with the bit cleared.
+ * The fixed part of the header is written before the file gets its name. The variable part has the
+ * number of events ever begun (`head`), and whether the rank closed its comm. Event number n is in
+ * slot n modulo the ring's size. An event is 8 words of 8 bytes; word 5 is its seal:
+ *
+ *   byte 40  41             44             48
+ *        +---+--------------+--------------+
+ *        |dty| stamp        | step         |    stamp: 23 bits of the round (n divided by the ring's
+ *        |pe | (`reserved`) |              |    size, plus one); the highest bit: busy
+ *        +---+--------------+--------------+
+ *
+ * A writer takes a slot by setting the busy bit, fills the other words, and stores the seal with
+ * the bit cleared.
  *
  * Invariant: an event whose seal has the stamp of its number, and has not changed while it was
  * copied, is complete. All others are skipped: a killed writer leaves at most one for each of its
@@ -82,7 +94,7 @@ static inline uint32_t tdm__trace_stamp_of(uint64_t seal)
 /* Copies event `number` of a ring that may be written concurrently. False if it is not complete. */
 bool tdm__trace_copy(const tdm__trace_ring *ring, uint64_t number, tdm_trace_event *out);
 /* The boot ID of this machine, and when process `pid` (0: this one) started; "" and 0 if they are
- * unknown, or there is no such process. */
+ * unknown, or the process does not exist. */
 void tdm__trace_boot(char out[40]);
 uint64_t tdm__trace_pid_start(int64_t pid);
 

@@ -108,7 +108,7 @@ static void dumper_dump(const tdm__dumper *d)
         tdm_log(TDM_LOG_INFO, "trace", "'tandem trace %s' shows all events", d->dir);
 }
 
-static void call_before(const tdm__dumper *d, siginfo_t *info)
+static void signal_call_previous(const tdm__dumper *d, siginfo_t *info)
 {
     const struct sigaction *before = &d->before;
     if (before->sa_flags & SA_SIGINFO) {
@@ -119,7 +119,7 @@ static void call_before(const tdm__dumper *d, siginfo_t *info)
     }
 }
 
-static void *wait_for_signals(void *user)
+static void *dumper_wait(void *user)
 {
     tdm__dumper *d = user;
     sigset_t set;
@@ -131,7 +131,7 @@ static void *wait_for_signals(void *user)
         if (atomic_load(&d->ends)) return NULL;
         if (got != d->signal_number) continue;
         dumper_dump(d);
-        call_before(d, &info);
+        signal_call_previous(d, &info);
     }
 }
 
@@ -141,7 +141,7 @@ static tdm_status dumper_start(tdm__dumper *d, tdm_error *err)
     sigemptyset(&one);
     sigaddset(&one, d->signal_number);
     pthread_sigmask(SIG_SETMASK, NULL, &before);
-    TDM_TRY(tdm__thread_start(&d->thread, wait_for_signals, d, err));
+    TDM_TRY(tdm__thread_start(&d->thread, dumper_wait, d, err));
     d->opener = pthread_self();
     d->was_blocked = sigismember(&before, d->signal_number) == 1;
     pthread_sigmask(SIG_BLOCK, &one, NULL);

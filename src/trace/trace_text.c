@@ -22,7 +22,7 @@ const char *tdm_trace_kind_name(tdm_trace_kind kind)
     return index < sizeof(kind_names) / sizeof(kind_names[0]) ? kind_names[index] : "unknown";
 }
 
-static void add_group(const tdm_trace_event *e, tdm_str *out)
+static void text_add_group(const tdm_trace_event *e, tdm_str *out)
 {
     if (e->group == 0)
         tdm_str_add(out, "world");
@@ -43,10 +43,10 @@ void tdm__trace_call_text(const tdm_trace_event *event, tdm_str *out)
         tdm_str_addf(out, "%s #%u of ", e->call ? tdm_call_kind_name(e->call) : "call",
                      e->sequence);
     }
-    add_group(e, out);
+    text_add_group(e, out);
 }
 
-static void add_amount(const tdm_trace_event *e, tdm_str *out)
+static void text_add_amount(const tdm_trace_event *e, tdm_str *out)
 {
     char bytes[32];
     if (e->dtype) tdm_str_addf(out, "%s, ", tdm_dtype_name(e->dtype));
@@ -70,12 +70,13 @@ void tdm__trace_mark_name(const tdm_trace_event *e, tdm_str *out)
     }
 }
 
-static void add_status(const tdm_trace_event *e, tdm_str *out)
+static void text_add_status(const tdm_trace_event *e, tdm_str *out)
 {
     if (e->status != TDM_OK) tdm_str_addf(out, " with %s", tdm_status_name((tdm_status)e->status));
 }
 
-static void add_message(const char *verb, const char *way, const tdm_trace_event *e, tdm_str *out)
+static void text_add_message(const char *verb, const char *way, const tdm_trace_event *e,
+                             tdm_str *out)
 {
     char bytes[32];
     tdm_str_addf(out, "%s %s %s rank %d, ", verb, tdm_text_bytes(e->bytes, bytes), way, e->peer);
@@ -83,7 +84,7 @@ static void add_message(const char *verb, const char *way, const tdm_trace_event
     tdm__trace_call_text(e, out);
 }
 
-static void add_duration(uint64_t ns, tdm_str *out)
+static void text_add_duration(uint64_t ns, tdm_str *out)
 {
     if (ns < 1000000)
         tdm_str_addf(out, "%.1f us", (double)ns * 1e-3);
@@ -91,12 +92,12 @@ static void add_duration(uint64_t ns, tdm_str *out)
         tdm_str_addf(out, "%.1f ms", (double)ns * 1e-6);
 }
 
-static void add_work(const tdm_trace_event *e, tdm_str *out)
+static void text_add_work(const tdm_trace_event *e, tdm_str *out)
 {
     char bytes[32];
     if (e->kind == TDM_TRACE_COMPUTE) {
         tdm_str_addf(out, "added %s in ", tdm_text_bytes(e->bytes, bytes));
-        add_duration(e->detail, out);
+        text_add_duration(e->detail, out);
         tdm_str_add(out, ", ");
         tdm__trace_call_text(e, out);
         return;
@@ -106,7 +107,7 @@ static void add_work(const tdm_trace_event *e, tdm_str *out)
     tdm_str_add_char(out, '"');
     if (e->detail > 0) {
         tdm_str_add(out, " after ");
-        add_duration(e->detail, out);
+        text_add_duration(e->detail, out);
     }
 }
 
@@ -118,19 +119,19 @@ void tdm_trace_event_text(const tdm_trace_event *event, tdm_str *out)
     case TDM_TRACE_CLOSE: tdm_str_add(out, "left the world"); break;
     case TDM_TRACE_GROUP:
         tdm_str_add(out, "created ");
-        add_group(e, out);
+        text_add_group(e, out);
         tdm_str_addf(out, " of %llu ranks", (unsigned long long)e->bytes);
         break;
     case TDM_TRACE_BEGIN:
         tdm_str_add(out, "began ");
         tdm__trace_call_text(e, out);
         tdm_str_add(out, ": ");
-        add_amount(e, out);
+        text_add_amount(e, out);
         break;
     case TDM_TRACE_END:
         tdm_str_add(out, "ended ");
         tdm__trace_call_text(e, out);
-        add_status(e, out);
+        text_add_status(e, out);
         break;
     case TDM_TRACE_WAIT:
     case TDM_TRACE_RESUME:
@@ -141,16 +142,16 @@ void tdm_trace_event_text(const tdm_trace_event *event, tdm_str *out)
                          e->kind == TDM_TRACE_WAIT ? "waits for" : "no longer waits for", e->peer);
         tdm__trace_call_text(e, out);
         break;
-    case TDM_TRACE_SEND: add_message("sends", "to", e, out); break;
-    case TDM_TRACE_SENT: add_message("sent", "to", e, out); break;
-    case TDM_TRACE_RECEIVED: add_message("received", "from", e, out); break;
+    case TDM_TRACE_SEND: text_add_message("sends", "to", e, out); break;
+    case TDM_TRACE_SENT: text_add_message("sent", "to", e, out); break;
+    case TDM_TRACE_RECEIVED: text_add_message("received", "from", e, out); break;
     case TDM_TRACE_COMPUTE:
-    case TDM_TRACE_MARK: add_work(e, out); break;
+    case TDM_TRACE_MARK: text_add_work(e, out); break;
     case TDM_TRACE_LOST: tdm_str_addf(out, "detected the death of rank %d", e->peer); break;
     case TDM_TRACE_BROKEN:
         tdm_str_add(out, "broken: ");
-        add_group(e, out);
-        add_status(e, out);
+        text_add_group(e, out);
+        text_add_status(e, out);
         break;
     default: tdm_str_addf(out, "event of kind %d", e->kind); break;
     }
@@ -168,7 +169,7 @@ bool tdm__trace_same_call(const tdm_trace_event *a, const tdm_trace_event *b)
 }
 
 /* Removes the waits of e's call: all of them, or those for e's peer. */
-static void drop_waits(tdm__stand *stand, const tdm_trace_event *e, bool all)
+static void stand_drop_waits(tdm__stand *stand, const tdm_trace_event *e, bool all)
 {
     int kept = 0;
     for (int i = 0; i < stand->wait_count; i++) {
@@ -179,13 +180,13 @@ static void drop_waits(tdm__stand *stand, const tdm_trace_event *e, bool all)
     stand->wait_count = kept;
 }
 
-static void drop_call(tdm__stand *stand, const tdm_trace_event *e)
+static void stand_drop_call(tdm__stand *stand, const tdm_trace_event *e)
 {
     int kept = 0;
     for (int i = 0; i < stand->call_count; i++)
         if (!tdm__trace_same_call(&stand->calls[i], e)) stand->calls[kept++] = stand->calls[i];
     stand->call_count = kept;
-    drop_waits(stand, e, true);
+    stand_drop_waits(stand, e, true);
 }
 
 void tdm__stand_fold(tdm__stand *stand, const tdm_trace_event *event)
@@ -193,18 +194,18 @@ void tdm__stand_fold(tdm__stand *stand, const tdm_trace_event *event)
     stand->last = *event;
     switch (event->kind) {
     case TDM_TRACE_BEGIN:
-        drop_call(stand, event);
+        stand_drop_call(stand, event);
         if (stand->call_count < TDM__STAND_CALLS) stand->calls[stand->call_count++] = *event;
         break;
     case TDM_TRACE_END:
-        drop_call(stand, event);
+        stand_drop_call(stand, event);
         stand->ended = *event;
         break;
     case TDM_TRACE_WAIT:
-        drop_waits(stand, event, false);
+        stand_drop_waits(stand, event, false);
         if (stand->wait_count < TDM__STAND_WAITS) stand->waits[stand->wait_count++] = *event;
         break;
-    case TDM_TRACE_RESUME: drop_waits(stand, event, false); break;
+    case TDM_TRACE_RESUME: stand_drop_waits(stand, event, false); break;
     default: break;
     }
 }

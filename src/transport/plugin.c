@@ -1,5 +1,5 @@
 /*
- * module.c: finds and opens transports in separate shared objects (module.h).
+ * plugin.c: finds and opens transports in separate shared objects (plugin.h).
  *
  * Modules are searched relative to the file from which this code was loaded, so a moved
  * installation still finds its parts, and no other directory is searched. A module is never closed:

@@ -1,5 +1,5 @@
 /*
- * module.h: transports in separate shared objects.
+ * plugin.h: transports in separate shared objects.
  *
  * A transport that needs a library that not every machine has (UCX, MPI) is not linked into
  * libtandem.so. It is a file libtandem-NAME.so next to it, which is opened on first use. So

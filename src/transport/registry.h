@@ -1,5 +1,5 @@
 /*
- * open.h: declarations shared by open.c and registry.c.
+ * registry.h: the list of transports.
  */
 #ifndef TANDEM_TRANSPORT_REGISTRY_H
 #define TANDEM_TRANSPORT_REGISTRY_H

@@ -21,6 +21,23 @@
 
 enum { TDM__SHM_CHUNK = 64 /* outgoing messages per allocation */ };
 
+/*
+ * The life of a message being sent. A small one for which the ring has space is written at once, and
+ * has no state.
+ *
+ *               send()              its head is written             the receiver sends GO
+ *     FREE --------------> QUEUED ----------------------> ANNOUNCED ----------------------> FLOWING
+ *      ^                     |                               |                                 |
+ *      |  an eager message   |      the receiver sends DONE  |     all pieces are written      |
+ *      `---------------------+-------------------------------+---------------------------------'
+ *              (or its peer is forgotten or lost)
+ *
+ *   transition              function (shm_send.c)
+ *   FREE -> QUEUED          tdm__shm_send
+ *   QUEUED -> ANNOUNCED     peer_write_announce
+ *   ANNOUNCED -> FLOWING    tdm__shm_go
+ *   ... -> FREE             out_end: sent() is called back
+ */
 typedef enum tdm__out_state {
     TDM__OUT_FREE = 0,
     TDM__OUT_QUEUED,    /* no space for its head yet */
@@ -43,13 +60,30 @@ typedef struct tdm__outgoing {
 
 typedef enum tdm__in_kind { TDM__IN_EAGER = 1, TDM__IN_PIECES, TDM__IN_PLACE } tdm__in_kind;
 
+/*
+ * The life of a received message:
+ *
+ *   ARRIVED ----------> TAKEN ----------------------> ENDED ----------------------> freed
+ *      |     take()            the payload is copied   ^     its answer is written,
+ *      `-----------------------------------------------'     or it needs none
+ *                drop()
+ *
+ *   transition              function (shm_take.c)
+ *   ARRIVED                 peer_read_message
+ *   ARRIVED -> TAKEN        tdm__shm_take
+ *   TAKEN -> ENDED          in_finish: received() is called back
+ *   ARRIVED -> ENDED        tdm__shm_drop
+ *   freed                   tdm__shm_answered, in_free; an eager message is freed in take() and drop()
+ */
+typedef enum tdm__in_state { TDM__IN_ARRIVED = 0, TDM__IN_TAKEN, TDM__IN_ENDED } tdm__in_state;
+
 /* A received message. */
 typedef struct tdm__incoming {
     struct tdm__incoming *next, *previous; /* in the list of all; `next` also in the free list */
     struct tdm__incoming *next_answer;     /* in the peer's queue of answers */
     struct tdm__incoming *next_take;       /* in the peer's takes or copies */
     uint8_t kind;                          /* a tdm__in_kind */
-    bool taken, ended;                     /* take() or drop() was called; the callback was made */
+    uint8_t state;                         /* a tdm__in_state */
     uint8_t answer;                        /* a tdm__record_kind; 0: none is queued */
     int place;
     uint64_t token, offset, bytes, at;
@@ -69,8 +103,8 @@ typedef struct tdm__in_list {
 
 typedef struct tdm__shm_peer {
     int place, rank;
-    bool gone; /* forgotten, lost, or it has closed its rings */
-    bool rung; /* its bell must be rung before we return */
+    bool gone; /* forgotten, lost, or it has closed its rings: never used again */
+    bool rung; /* its bell must be rung before the current call returns */
     tdm__shm_ring_end out, in;
     tdm__out_list queue, flow;
     tdm__in_list answers, takes, copies;

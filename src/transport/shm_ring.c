@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum {
-    LANE_HEAD_BYTES = 4096,
+    RING_HEAD_BYTES = 4096,
     MANY_RANKS = 16, /* with at least this many ranks, the rings of a host are small */
 };
 
@@ -27,7 +27,7 @@ tdm__shm_ring_sizes tdm__shm_ring_sizes_for(int rank_count)
     bool many = rank_count > MANY_RANKS;
     tdm__shm_ring_sizes sizes = {.record_bytes = many ? 16384 : 65536,
                                  .piece_bytes = many ? 8192 - 64 : 32768 - 64};
-    sizes.total_bytes = LANE_HEAD_BYTES + (uint64_t)sizes.record_bytes +
+    sizes.total_bytes = RING_HEAD_BYTES + (uint64_t)sizes.record_bytes +
                         TDM__SHM_RING_PIECES * (sizeof(piece_head) + (uint64_t)sizes.piece_bytes);
     return sizes;
 }
@@ -36,7 +36,7 @@ static void ring_end_set(const tdm__host *host, uint64_t offset, tdm__shm_ring_e
 {
     uint8_t *base = tdm__host_at(host, offset);
     *end = (tdm__shm_ring_end){.ring = (tdm__shm_ring *)base,
-                               .records = base + LANE_HEAD_BYTES,
+                               .records = base + RING_HEAD_BYTES,
                                .sizes = tdm__shm_ring_sizes_for(tdm__host_count(host))};
     end->pieces = end->records + end->sizes.record_bytes;
 }

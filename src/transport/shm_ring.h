@@ -1,13 +1,34 @@
 /*
  * shm_ring.h: the shared memory of one ordered pair of ranks.
  *
- * Two rings with one writer and one reader each. The ring of records holds heads, small payloads and
- * answers; the ring of pieces transfers large payloads, about 32 KB at a time. Each side keeps its own
- * index in private memory and only reads the other's; values read are validated, so that a peer that died
- * or misbehaves does no harm. One store of the writer's index makes a complete record or piece visible.
+ * Two rings with one writer and one reader each. The ring of records holds heads, small payloads
+ * and answers; the ring of pieces transfers large payloads, about 32 KB at a time. Each side keeps
+ * its own index in private memory and only reads the other's; values read are validated, so that a
+ * peer that died or misbehaves does no harm. One store of the writer's index makes a complete record
+ * or piece visible.
  *
- * Waiting for space: the writer sets its bit in `starved`; the reader, after freeing space, clears it and
- * rings the bell.
+ * Waiting for space: the writer sets its bit in `starved`; the reader, after freeing space, clears
+ * it and rings the bell.
+ *
+ *   0                    4,096              + record_bytes
+ *   +--------------------+------------------+---------+---------+- - - - - -+---------+
+ *   | tdm__shm_ring:     | ring of records  | piece 0 | piece 1 |           | piece 7 |
+ *   |  the writer's line |                  |         |         |           |         |
+ *   |  the reader's line |                  | 64 B of head, then piece_bytes of data  |
+ *   |  starved           |                  |         |         |           |         |
+ *   +--------------------+------------------+---------+---------+- - - - - -+---------+
+ *
+ * The ring of records, whose indexes are taken modulo its size:
+ *
+ *          record_head                                 record_tail
+ *   +------+-------------+------------------+----------+---------------------------------+
+ *   | free | GO or DONE  | EAGER            | ANNOUNCE | free                            |
+ *   |      | tdm__record | record           | record   |   (a record that does not fit   |
+ *   |      | 64 B        | tdm__head        | head     |    before the end of the ring   |
+ *   |      |             | payload, padding |          |    is preceded by a PAD record) |
+ *   +------+-------------+------------------+----------+---------------------------------+
+ *
+ * A record begins at a multiple of 64 bytes and is contiguous.
  */
 #ifndef TANDEM_TRANSPORT_SHM_RING_H
 #define TANDEM_TRANSPORT_SHM_RING_H

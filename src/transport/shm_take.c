@@ -96,7 +96,7 @@ static void in_answer(tdm__shm *s, tdm__shm_peer *peer, tdm__incoming *in, tdm__
 void tdm__shm_answered(tdm__shm *s, tdm__incoming *in)
 {
     in->answer = 0;
-    if (in->ended) in_free(s, in);
+    if (in->state == TDM__IN_ENDED) in_free(s, in);
 }
 
 /* Ends the take of a large message, successful or dropped: the sender may reuse its buffer. */
@@ -104,7 +104,7 @@ static void in_finish(tdm__shm *s, tdm__shm_peer *peer, tdm__incoming *in, tdm_s
 {
     void *cookie = in->cookie;
     bool tell = in->kind == TDM__IN_PLACE || in->bytes == 0;
-    in->ended = true;
+    in->state = TDM__IN_ENDED;
     if (tell && !peer->gone)
         in_answer(s, peer, in, TDM__RECORD_DONE); /* frees it now or later */
     else if (!in->answer)
@@ -159,13 +159,12 @@ void tdm__shm_take(tdm__transport *transport, tdm__arrival *arrival, void *into,
     tdm__shm *s = (tdm__shm *)transport;
     tdm__incoming *in = in_of(arrival);
     tdm__shm_peer *peer = &s->peers[in->place];
-    in->taken = true;
+    in->state = TDM__IN_TAKEN;
     in->into = into;
     in->cookie = cookie;
     if (in->kind == TDM__IN_EAGER) {
         peer_take_eager(s, peer, in);
     } else if (peer->gone) {
-        in->ended = true;
         in_free(s, in);
         tdm__shm_received(s, cookie, TDM_ERR_PEER_FAILED);
     } else if (in->bytes == 0) {
@@ -187,7 +186,7 @@ void tdm__shm_drop(tdm__transport *transport, tdm__arrival *arrival)
     tdm__shm *s = (tdm__shm *)transport;
     tdm__incoming *in = in_of(arrival);
     tdm__shm_peer *peer = &s->peers[in->place];
-    in->taken = in->ended = true;
+    in->state = TDM__IN_ENDED;
     if (in->kind == TDM__IN_EAGER)
         tdm__shm_ring_take_eager(&peer->in, sizeof(tdm__record) + sizeof(tdm__head) + in->bytes);
     if (in->kind == TDM__IN_EAGER || peer->gone)
@@ -231,7 +230,7 @@ static bool peer_read_message(tdm__shm *s, tdm__shm_peer *peer, const tdm__recor
     s->current = in;
     s->callbacks++;
     s->events.arrived(s->events.user, peer->rank, &head, arrival_of(in));
-    if (s->current == in && eager && !in->taken) {
+    if (s->current == in && eager && in->state == TDM__IN_ARRIVED) {
         /* Not taken yet: copied to the heap, so that the ring is not blocked. */
         in->aside = in->bytes ? malloc(in->bytes) : NULL;
         if (in->aside) memcpy(in->aside, in->payload, in->bytes);
@@ -324,7 +323,7 @@ bool tdm__shm_end_takes(tdm__shm *s, tdm__shm_peer *peer)
     for (tdm__incoming *in = answers, *next; in; in = next) {
         next = in->next_answer;
         in->answer = 0;
-        if (in->ended) in_free(s, in);
+        if (in->state == TDM__IN_ENDED) in_free(s, in);
     }
     for (int i = 0; i < 2; i++)
         for (tdm__incoming *in = ended[i].first, *next; in; in = next) {

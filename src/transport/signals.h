@@ -3,7 +3,6 @@
  *
  * UCX installs handlers when it is loaded, MPI when it is initialised. Signal handling belongs to
  * the program, so the previous handlers are restored.
-
  */
 #ifndef TANDEM_TRANSPORT_SIGNALS_H
 #define TANDEM_TRANSPORT_SIGNALS_H

@@ -1,10 +1,10 @@
 /*
- * tcp.c: the TCP transport: its life, and how it moves on and sleeps. See tcp_inner.h.
+ * tcp.c: the TCP transport: creation, progress, waiting and its end. tcp_inner.h has the rest.
  *
- * Good-bye: every link gets a last frame, BYE, when all before it has gone, and its sending half is
- * closed; then what the peer still sends is read and forgotten until its end, for a bounded time. What the
- * peer has not read by then the kernel goes on to deliver. So a peer never loses the last messages of one
- * that has left, and knows leaving from dying.
+ * The end: every link sends a last frame, BYE, after all others, and closes its sending half. Then
+ * what the peer still sends is read and discarded until its end, for a bounded time. The kernel
+ * delivers what the peer has not read by then. So a peer receives the last messages of a rank that
+ * leaves, and can distinguish a rank that leaves from one that dies.
  */
 #include "transport/tcp.h"
 #include "base/base.h"
@@ -22,13 +22,14 @@
 #include <unistd.h>
 
 enum { EVENTS = 64, SPIN_NS = 30 * 1000 };
-static const double max_leave_s = 1.0;
-static const double max_hurry_s = 0.1; /* the world is broken */
+#define MAX_LEAVE_S 1.0 /* how long to wait for the ends of peers */
+#define MAX_HURRY_S 0.1 /* the same in a broken world */
 
-/* ---- moving on ----------------------------------------------------------------------------------------- */
+/* ---- progress and waiting --------------------------------------------------------------------- */
 
-/* Links whose bytes no event speaks of: they lie in a buffer of ours, or a send has failed. */
-static void receive_all(tdm__tcp *tcp)
+/* Receives on all links. Some have input that epoll does not report: it is in a buffer of this
+ * process already, or a send has failed. */
+static void tcp_receive_all(tdm__tcp *tcp)
 {
     tcp->has_input = false;
     for (int i = 0; i < tcp->size; i++)
@@ -36,13 +37,13 @@ static void receive_all(tdm__tcp *tcp)
             if (tdm__link_receive(&tcp->peers[i].links[k])) tcp->has_input = true;
 }
 
-static int progress(tdm__transport *transport)
+static int tcp_progress(tdm__transport *transport)
 {
     tdm__tcp *tcp = (tdm__tcp *)transport;
     struct epoll_event events[EVENTS];
     tcp->calls = 0;
     bool is_active = tcp->has_input || tcp->has_broken;
-    if (tcp->has_input) receive_all(tcp);
+    if (tcp->has_input) tcp_receive_all(tcp);
     int count = epoll_wait(tcp->poll_fd, events, EVENTS, 0);
     for (int i = 0; i < count; i++) {
         tdm__tcp_link *link = events[i].data.ptr;
@@ -56,22 +57,22 @@ static int progress(tdm__transport *transport)
         if ((events[i].events & ~(uint32_t)EPOLLOUT) && tdm__link_receive(link))
             tcp->has_input = true;
     }
-    tdm__tcp_tell_losses(tcp);
+    tdm__tcp_report_losses(tcp);
     if (is_active) atomic_store_explicit(&tcp->active_ns, tdm_clock_ns(), memory_order_relaxed);
     return tcp->calls;
 }
 
-static int arm(tdm__transport *transport)
+static int tcp_arm(tdm__transport *transport)
 {
     tdm__tcp *tcp = (tdm__tcp *)transport;
     return tcp->has_input || tcp->has_broken ? -1 : tcp->poll_fd;
 }
 
-static void wait_for(tdm__transport *transport, double timeout_s)
+static void tcp_wait(tdm__transport *transport, double timeout_s)
 {
     tdm__tcp *tcp = (tdm__tcp *)transport;
     uint64_t active_ns = atomic_load_explicit(&tcp->active_ns, memory_order_relaxed);
-    if (timeout_s <= 0 || arm(transport) < 0) return;
+    if (timeout_s <= 0 || tcp_arm(transport) < 0) return;
     if (tcp->spins && tdm_clock_ns() - active_ns < SPIN_NS) return;
     struct pollfd fd = {.fd = tcp->poll_fd, .events = POLLIN};
     if (timeout_s > 3600) timeout_s = 3600;
@@ -79,18 +80,18 @@ static void wait_for(tdm__transport *transport, double timeout_s)
     ppoll(&fd, 1, &limit, NULL);
 }
 
-static void wake(tdm__transport *transport)
+static void tcp_wake(tdm__transport *transport)
 {
     tdm__tcp *tcp = (tdm__tcp *)transport;
     int before = errno;
     uint64_t one = 1;
-    (void)!write(tcp->wake_fd, &one, sizeof(one)); /* full: it is rung already */
+    (void)!write(tcp->wake_fd, &one, sizeof(one)); /* if it is full, a wake-up is pending */
     errno = before;
 }
 
-/* ---- good-bye ------------------------------------------------------------------------------------------ */
+/* ---- leaving ---------------------------------------------------------------------------------- */
 
-static void say_bye(tdm__tcp_link *link)
+static void link_send_bye(tdm__tcp_link *link)
 {
     tdm__tcp_frame *frame = tdm__tcp_frame_take(link->peer->tcp);
     if (!frame) return;
@@ -98,8 +99,9 @@ static void say_bye(tdm__tcp_link *link)
     tdm__link_send(link, frame);
 }
 
-/* Whether this link's last bytes, or its peer's, are still on their way; closes it when they are not. */
-static bool is_leaving(tdm__tcp_link *link)
+/* Whether bytes of this link, or of its peer, are still to be sent or received; closes the link when
+ * there are none. */
+static bool link_is_leaving(tdm__tcp_link *link)
 {
     enum { MAX_READS = 256 };
     if (link->stream.fd < 0) return false;
@@ -118,54 +120,54 @@ static bool is_leaving(tdm__tcp_link *link)
     return false;
 }
 
-static bool any_leaving(tdm__tcp *tcp)
+static bool tcp_is_leaving(tdm__tcp *tcp)
 {
     bool any = false;
     for (int i = 0; i < tcp->size; i++)
         for (int k = 0; tcp->peers[i].links && k < tcp->streams; k++)
-            if (is_leaving(&tcp->peers[i].links[k])) any = true;
+            if (link_is_leaving(&tcp->peers[i].links[k])) any = true;
     return any;
 }
 
-static void leave(tdm__tcp *tcp)
+static void tcp_leave(tdm__tcp *tcp)
 {
     for (int i = 0; i < tcp->size; i++)
         for (int k = 0; tcp->peers[i].links && k < tcp->streams; k++)
-            if (tcp->peers[i].links[k].stream.fd >= 0) say_bye(&tcp->peers[i].links[k]);
-    double until_s = tdm_clock_s() + (tcp->hurried ? max_hurry_s : max_leave_s);
-    while (any_leaving(tcp) && tdm_clock_s() < until_s) {
-        uint64_t times; /* wake() has been called to end the engine */
+            if (tcp->peers[i].links[k].stream.fd >= 0) link_send_bye(&tcp->peers[i].links[k]);
+    double until_s = tdm_clock_s() + (tcp->hurried ? MAX_HURRY_S : MAX_LEAVE_S);
+    while (tcp_is_leaving(tcp) && tdm_clock_s() < until_s) {
+        uint64_t times; /* of the wake() that ended the engine */
         (void)!read(tcp->wake_fd, &times, sizeof(times));
         struct pollfd fd = {.fd = tcp->poll_fd, .events = POLLIN};
         poll(&fd, 1, 5);
     }
 }
 
-/* ---- life ---------------------------------------------------------------------------------------------- */
+/* ---- creation and destruction ----------------------------------------------------------------- */
 
-static void ignore_operation(void *user, void *cookie, tdm_status status)
+static void tcp_ignore_operation(void *user, void *cookie, tdm_status status)
 {
     (void)user, (void)cookie, (void)status;
 }
 
-static void ignore_arrival(void *user, int peer, const tdm__head *head, tdm__arrival *arrival)
+static void tcp_ignore_arrival(void *user, int peer, const tdm__head *head, tdm__arrival *arrival)
 {
     (void)user, (void)peer, (void)head, (void)arrival;
 }
 
-static void ignore_loss(void *user, int peer, const char *how)
+static void tcp_ignore_loss(void *user, int peer, const char *how)
 {
     (void)user, (void)peer, (void)how;
 }
 
-static void destroy(tdm__transport *transport)
+static void tcp_destroy(tdm__transport *transport)
 {
     tdm__tcp *tcp = (tdm__tcp *)transport;
-    tcp->events = (tdm__transport_events){.arrived = ignore_arrival,
-                                          .received = ignore_operation,
-                                          .sent = ignore_operation,
-                                          .lost = ignore_loss};
-    if (tcp->peers && tcp->has_met) leave(tcp);
+    tcp->events = (tdm__transport_events){.arrived = tcp_ignore_arrival,
+                                          .received = tcp_ignore_operation,
+                                          .sent = tcp_ignore_operation,
+                                          .lost = tcp_ignore_loss};
+    if (tcp->peers && tcp->has_met) tcp_leave(tcp);
     for (int i = 0; tcp->peers && i < tcp->size; i++)
         for (int k = 0; tcp->peers[i].links && k < tcp->streams; k++)
             tdm__link_close(&tcp->peers[i].links[k], !tcp->peers[i].links[k].is_shut);
@@ -184,32 +186,34 @@ static void destroy(tdm__transport *transport)
     free(tcp);
 }
 
-static void hurry(tdm__transport *transport)
+static void tcp_hurry(tdm__transport *transport)
 {
     ((tdm__tcp *)transport)->hurried = true;
 }
 
-static bool is_loopback(const tdm__endpoint *at)
+static bool endpoint_is_loopback(const tdm__endpoint *at)
 {
     static const uint8_t one[16] = {[15] = 1};
     if (at->family == 4) return at->bytes[0] == 127;
     return at->family == 6 && memcmp(at->bytes, one, sizeof(one)) == 0;
 }
 
-/* Where this rank listens. A rank of rank 0's host may have reached it by loopback, which is of no use to
- * other hosts: it listens everywhere, and they reach it where they reach rank 0 (zeros). */
-static tdm__endpoint place_to_listen(const tdm__transport_options *options)
+/* The address at which this rank listens. A rank on rank 0's host may have reached rank 0 by
+ * loopback, an address that other hosts cannot use. It then listens at all addresses, and publishes
+ * zeros: other hosts use the address at which they reach rank 0. */
+static tdm__endpoint tcp_listen_endpoint(const tdm__transport_options *options)
 {
     const int *host_of = options->host_of;
     bool is_beside = host_of && options->rank > 0 && host_of[options->rank] == host_of[0];
     bool has_others = false;
     for (int i = 0; host_of && i < options->size; i++)
         has_others = has_others || host_of[i] != host_of[options->rank];
-    if (is_beside && has_others && is_loopback(&options->here)) return (tdm__endpoint){.family = 6};
+    if (is_beside && has_others && endpoint_is_loopback(&options->here))
+        return (tdm__endpoint){.family = 6};
     return options->here;
 }
 
-static bool fill(tdm__tcp *tcp, const tdm__transport_options *options)
+static bool tcp_fill(tdm__tcp *tcp, const tdm__transport_options *options)
 {
     tcp->poll_fd = epoll_create1(EPOLL_CLOEXEC);
     tcp->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -226,11 +230,12 @@ static bool fill(tdm__tcp *tcp, const tdm__transport_options *options)
     return epoll_ctl(tcp->poll_fd, EPOLL_CTL_ADD, tcp->wake_fd, &event) == 0;
 }
 
-static tdm_status create(const tdm__transport_options *options, tdm__transport **out,
-                         uint8_t address[TDM__MAX_ADDRESS], size_t *address_bytes, tdm_error *err)
+static tdm_status tcp_create(const tdm__transport_options *options, tdm__transport **out,
+                             uint8_t address[TDM__MAX_ADDRESS], size_t *address_bytes,
+                             tdm_error *err)
 {
     tdm__tcp *tcp = calloc(1, sizeof(*tcp));
-    if (!tcp) return tdm_fail_oom(err, "for a message");
+    if (!tcp) return tdm_fail_oom(err, "for the transport tcp");
     tcp->transport.ops = &tdm__transport_tcp;
     tcp->rank = options->rank;
     tcp->size = options->size;
@@ -241,31 +246,31 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
     tcp->events = options->events;
     tcp->cancellation = options->cancellation;
     tcp->refusal = options->refusal;
-    tcp->here = place_to_listen(options);
+    tcp->here = tcp_listen_endpoint(options);
     tcp->rank_0 = options->rank_0;
     tcp->listen_fd = tcp->poll_fd = tcp->wake_fd = -1;
     tcp->spins = options->spins;
     tdm_status status = TDM_OK;
-    if (!fill(tcp, options))
+    if (!tcp_fill(tcp, options))
         status = tdm_fail(err, TDM_ERR_SYSTEM,
                           "tcp: no memory or file descriptors left; `ulimit -n` shows the limit");
     if (status == TDM_OK && tcp->mode != TDM_SECURITY_OFF)
         status = tdm__tls_context_create(&options->security, &tcp->tls, err);
     if (status == TDM_OK) status = tdm__tcp_listen(tcp, address, address_bytes, err);
     if (status != TDM_OK) {
-        destroy(&tcp->transport);
+        tcp_destroy(&tcp->transport);
         return status;
     }
     *out = &tcp->transport;
     return TDM_OK;
 }
 
-static tdm_status connect_all(tdm__transport *transport, const uint8_t *const *addresses,
+static tdm_status tcp_connect(tdm__transport *transport, const uint8_t *const *addresses,
                               const size_t *address_bytes, tdm_error *err)
 {
     tdm__tcp *tcp = (tdm__tcp *)transport;
     tdm_status status = tdm__tcp_meet(tcp, addresses, address_bytes, err);
-    close(tcp->listen_fd); /* all have come: nobody else has a reason to */
+    close(tcp->listen_fd); /* all ranks are connected, or will not be */
     tcp->listen_fd = -1;
     tcp->cancellation = (tdm__cancellation){0};
     tcp->refusal = (tdm__refusal){0};
@@ -275,11 +280,11 @@ static tdm_status connect_all(tdm__transport *transport, const uint8_t *const *a
         double round_trip_s = tdm__socket_round_trip_s(tcp->peers[i].links[0].stream.fd);
         if (round_trip_s > transport->round_trip_s) transport->round_trip_s = round_trip_s;
     }
-    tcp->has_input = true; /* a peer may have begun before this rank was ready */
+    tcp->has_input = true; /* a peer may have sent before this rank was ready */
     return status;
 }
 
-static bool usable(char why[160], char library[TDM_LIBRARY_BYTES])
+static bool tcp_usable(char why[160], char library[TDM_LIBRARY_BYTES])
 {
     why[0] = '\0';
     tdm__tls_library(library);
@@ -289,17 +294,17 @@ static bool usable(char why[160], char library[TDM_LIBRARY_BYTES])
 const tdm__transport_ops tdm__transport_tcp = {
     .name = "tcp",
     .about = "ranks of any hosts, over TCP with TLS",
-    .usable = usable,
-    .create = create,
-    .connect = connect_all,
-    .destroy = destroy,
-    .hurry = hurry,
+    .usable = tcp_usable,
+    .create = tcp_create,
+    .connect = tcp_connect,
+    .destroy = tcp_destroy,
+    .hurry = tcp_hurry,
     .send = tdm__tcp_send_message,
     .take = tdm__tcp_take,
     .drop = tdm__tcp_drop,
     .forget = tdm__tcp_forget,
-    .progress = progress,
-    .wait = wait_for,
-    .wake = wake,
-    .arm = arm,
+    .progress = tcp_progress,
+    .wait = tcp_wait,
+    .wake = tcp_wake,
+    .arm = tcp_arm,
 };

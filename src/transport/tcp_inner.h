@@ -3,7 +3,14 @@
  * (connecting), tcp_link.c (frames of one connection), tcp_messages.c (messages of the engine).
  *
  * Two ranks have `streams` connections, called links. All are made before the first message and
- * stay until the end: a link that breaks is the loss of the peer. Each link carries frames:
+ * stay until the end: a link that breaks is the loss of the peer. Each link carries frames,
+ * little-endian:
+ *
+ *   0      4      8        16      24                    88
+ *   +------+------+--------+-------+---------------------+-----------------+
+ *   | kind | id   | offset | bytes | head (tdm__head)    | payload         |
+ *   +------+------+--------+-------+---------------------+-----------------+
+ *   |<--- tdm__tcp_start, 24 B --->|<- EAGER and OFFER ->|<- `bytes` bytes: EAGER and DATA
  *
  *   EAGER  a message: its head and its payload
  *   OFFER  the head of a message; the payload follows when the receiver has requested it
@@ -22,7 +29,7 @@
  *
  * Invariants:
  *  1. A link's memory lives as long as the transport; its socket may be closed in any callback, so
- *     code that has called the engine back checks link->stream.fd again.
+ *     code that has called the engine back checks the state of the link again.
  *  2. An outgoing message is in exactly one place: with its peer (`offers`) until the receiver has
  *     requested it or, as frames, with links. It is called back when the kernel has all its bytes,
  *     or when the peer is lost.
@@ -95,33 +102,77 @@ typedef struct tdm__tcp_queue {
     tdm__tcp_frame *first, *last;
 } tdm__tcp_queue;
 
+/* TAKEN follows WAITING when the engine takes the message; BROKEN follows WAITING when its peer is
+ * lost before the payload is complete: a later take then fails. */
+typedef enum tdm__arrival_state {
+    TDM__ARRIVAL_WAITING = 0, /* the engine has not taken it yet */
+    TDM__ARRIVAL_TAKEN,       /* its payload is received into the engine's buffer */
+    TDM__ARRIVAL_BROKEN
+} tdm__arrival_state;
+
 /* A message whose payload was not taken yet, or is being received for a take. */
 struct tdm__arrival {
     tdm__tcp_peer *peer;
     tdm__tcp_link *link; /* that receives the payload; NULL: complete, or an offer */
     tdm__head head;
     uint32_t id; /* of an offer; 0: an EAGER message */
-    bool taken, broken;
+    tdm__arrival_state state;
     void *cookie;
-    uint8_t *into;  /* taken: the engine's buffer */
+    uint8_t *into;  /* TAKEN: the engine's buffer */
     uint8_t *bytes; /* our buffer, if it was not taken at once */
     size_t capacity;
     uint64_t got;
-    struct tdm__arrival *next,
-        **back; /* in the peer's list: the next one, and the pointer to this */
+    struct tdm__arrival *next; /* in the peer's list */
 };
+
+/*
+ * The life of a link, on its receiving side:
+ *
+ *            connected           its frame BYE                 the peer has closed it
+ *    NONE ------------> OPEN --------------------> BYE ----------------------------> ENDED
+ *                       ^  |                        |                                  |
+ *        the payload    |  | the next payload       | any other error                  |
+ *        has a buffer   |  v was not taken          |                                  |
+ *                     STALLED                       |                                  |
+ *                       |                           v                                  v
+ *            OPEN, -----+--------------------> BROKEN -----------------------------> CLOSED
+ *                          any end, an error
+ *                          or an invalid frame
+ *
+ *   transition                function
+ *   NONE -> OPEN              meeting_make_link (tcp_meet.c)
+ *   OPEN -> STALLED           link_on_message (tcp_messages.c)
+ *   STALLED -> OPEN           tdm__tcp_resume, tdm__tcp_take (tcp_messages.c)
+ *   OPEN -> BYE               tdm__tcp_on_frame (tcp_messages.c)
+ *   ... -> ENDED, BROKEN      tdm__link_break (tcp_link.c)
+ *   any -> CLOSED             tdm__link_close (tcp_link.c): also from OPEN, STALLED and BYE, when
+ *                             the engine forgets the peer or this rank leaves
+ *
+ * In ENDED and BROKEN, progress() closes the link: tdm__tcp_report_losses decides from the state
+ * whether the peer has left or is lost. The sending side has no states but `is_shut`.
+ */
+typedef enum tdm__tcp_link_state {
+    TDM__TCP_LINK_NONE = 0,
+    TDM__TCP_LINK_OPEN,
+    TDM__TCP_LINK_STALLED, /* waits one call of progress() for the engine to take the message */
+    TDM__TCP_LINK_BYE,     /* the peer sends nothing more */
+    TDM__TCP_LINK_ENDED,
+    TDM__TCP_LINK_BROKEN,
+    TDM__TCP_LINK_CLOSED /* it has no socket any more */
+} tdm__tcp_link_state;
 
 struct tdm__tcp_link {
     tdm__tcp_peer *peer;
+    tdm__tcp_link_state state;
+    int why; /* ENDED and BROKEN: errno; 0: the stream has ended */
     tdm__stream stream;
     uint32_t events;             /* registered with epoll */
     tdm__tcp_queue urgent, bulk; /* frames; bulk: DATA */
     tdm__tcp_frame *current;     /* the one that is partly sent */
     tdm__tcp_queue unflushed;    /* passed to TLS, which still buffers bytes of them */
     uint64_t queued_bytes;
-    bool is_flushing, bye_heard, is_shut, is_broken;
-    bool is_stalled; /* the next payload was not taken: waits for one more call of progress */
-    int why;         /* errno of the break; 0: it ended without BYE */
+    bool is_flushing; /* within tdm__link_flush, whose callbacks may send more */
+    bool is_shut;     /* the sending half is closed; only while this rank leaves */
     /* receiving */
     uint8_t stage[TDM__TCP_STAGE];
     size_t stage_first, stage_count;
@@ -137,10 +188,25 @@ typedef struct tdm__tcp_spare {
     size_t capacity;
 } tdm__tcp_spare;
 
+/*
+ * The life of a peer:
+ *
+ *           begins to connect         a link has ended           a link has broken
+ *    NEAR -------------------> WELL -------------------> LEFT --------------------> LOST
+ *                                `------------------------------------------------>  |
+ *                                             a link has broken                      |
+ *    WELL, LEFT, LOST -----------> FORGOTTEN: the engine has called forget() <-------'
+ *
+ *   transition                  function
+ *   NEAR -> WELL                meet_begin (tcp_meet.c)
+ *   WELL -> LEFT                peer_check_links (tcp_messages.c)
+ *   WELL, LEFT -> LOST          peer_lose (tcp_messages.c)
+ *   ... -> FORGOTTEN            tdm__tcp_forget (tcp_messages.c)
+ */
 typedef enum tdm__tcp_state {
     TDM__TCP_NEAR = 0, /* not reached by this transport */
     TDM__TCP_WELL,
-    TDM__TCP_LEFT,
+    TDM__TCP_LEFT, /* it sends nothing more; what it has sent before has arrived */
     TDM__TCP_LOST,
     TDM__TCP_FORGOTTEN
 } tdm__tcp_state;
@@ -174,7 +240,7 @@ struct tdm__tcp {
     _Atomic uint64_t active_ns;
     tdm__tcp_peer *peers;
     bool has_met;
-    _Atomic bool has_broken; /* some link is broken: progress() must check */
+    _Atomic bool has_broken; /* some link is ENDED or BROKEN: progress() must check */
     _Atomic bool has_input;  /* some link has input that epoll will not report */
     int calls;               /* callbacks made in the current call */
     tdm__tcp_send *spare_sends;
@@ -190,17 +256,20 @@ tdm_status tdm__tcp_meet(tdm__tcp *tcp, const uint8_t *const *addresses,
                          const size_t *address_bytes, tdm_error *err);
 
 /* tcp_link.c */
-void tdm__link_send(tdm__tcp_link *link,
-                    tdm__tcp_frame *frame); /* takes it; sends what is possible now */
+/* Takes the frame; sends what is possible now. */
+void tdm__link_send(tdm__tcp_link *link, tdm__tcp_frame *frame);
+/* Sends what is possible now. */
 void tdm__link_flush(tdm__tcp_link *link);
 /* Receives and handles available input. True: it stopped although there may be more. */
 bool tdm__link_receive(tdm__tcp_link *link);
 /* Closes the link and ends its frames: their messages are called back. `at_once`: the kernel drops
  * what it has not delivered. */
 void tdm__link_close(tdm__tcp_link *link, bool at_once);
+/* Records the end of the connection, for the next call of progress. `why`: errno; 0: the stream has
+ * ended. */
 void tdm__link_break(tdm__tcp_link *link, int why);
+/* A frame without payload and message. NULL: out of memory. */
 tdm__tcp_frame *tdm__tcp_frame_take(tdm__tcp *tcp);
-void tdm__tcp_frame_give(tdm__tcp *tcp, tdm__tcp_frame *frame);
 
 /* tcp_messages.c */
 void tdm__tcp_send_message(tdm__transport *transport, int peer, const tdm__head *head,
@@ -210,20 +279,19 @@ void tdm__tcp_drop(tdm__transport *transport, tdm__arrival *arrival);
 void tdm__tcp_forget(tdm__transport *transport, int peer);
 /* Handles a frame whose payload (if any) follows: sets its destination in link->left, into and
  * arrival. False: it is invalid. */
-bool tdm__tcp_heard(tdm__tcp_link *link, const tdm__tcp_start *start, const tdm__head *head);
-/* The engine has not taken the message whose payload is next: allocates memory for it. False: none.
- * */
-bool tdm__tcp_go_on(tdm__tcp_link *link);
-uint8_t *tdm__tcp_buffer_take(tdm__tcp *tcp, uint64_t bytes, size_t *out_capacity);
+bool tdm__tcp_on_frame(tdm__tcp_link *link, const tdm__tcp_start *start, const tdm__head *head);
+/* Ends a stall: if the engine has still not taken the message, its payload is received into memory
+ * of the transport. False: out of memory. */
+bool tdm__tcp_resume(tdm__tcp_link *link);
 /* The payload of link->arrival is complete. */
-void tdm__tcp_received(tdm__tcp_link *link);
+void tdm__tcp_on_payload(tdm__tcp_link *link);
 /* A link has passed a frame of this message to the kernel, or dropped it. */
 void tdm__tcp_frame_done(tdm__tcp_send *message);
 /* Reports losses that links have recorded. */
-void tdm__tcp_tell_losses(tdm__tcp *tcp);
+void tdm__tcp_report_losses(tdm__tcp *tcp);
 void tdm__tcp_free_messages(tdm__tcp *tcp);
 
-/* Sends an answer about offer `id`. */
+/* Sends an answer about offer `id`. False: out of memory. */
 bool tdm__tcp_answer(tdm__tcp_peer *peer, tdm__tcp_kind kind, uint32_t id);
 
 #endif

@@ -37,12 +37,6 @@ tdm__tcp_frame *tdm__tcp_frame_take(tdm__tcp *tcp)
     return frame;
 }
 
-void tdm__tcp_frame_give(tdm__tcp *tcp, tdm__tcp_frame *frame)
-{
-    frame->next = tcp->spare_frames;
-    tcp->spare_frames = frame;
-}
-
 static void queue_add(tdm__tcp_queue *queue, tdm__tcp_frame *frame)
 {
     frame->next = NULL;
@@ -66,9 +60,18 @@ static tdm__tcp_frame *queue_take(tdm__tcp_queue *queue)
 /* Releases a frame and notifies its message. */
 static void frame_end(tdm__tcp_link *link, tdm__tcp_frame *frame)
 {
+    tdm__tcp *tcp = link->peer->tcp;
     tdm__tcp_send *message = frame->message;
-    tdm__tcp_frame_give(link->peer->tcp, frame);
+    frame->next = tcp->spare_frames;
+    tcp->spare_frames = frame;
     if (message) tdm__tcp_frame_done(message);
+}
+
+/* Whether it may still send or receive. */
+static bool link_is_open(const tdm__tcp_link *link)
+{
+    return link->state == TDM__TCP_LINK_OPEN || link->state == TDM__TCP_LINK_STALLED ||
+           link->state == TDM__TCP_LINK_BYE;
 }
 
 /* ---- output ---------------------------------------------------------------------------------- */
@@ -85,8 +88,12 @@ static void link_watch_output(tdm__tcp_link *link, bool output)
 
 void tdm__link_break(tdm__tcp_link *link, int why)
 {
-    if (link->is_broken) return;
-    link->is_broken = true;
+    if (!link_is_open(link)) return;
+    /* After BYE everything has arrived. The peer may also have stopped waiting for this rank's end,
+     * and closed its socket with bytes unread, which resets the connection. */
+    bool was_closed = why == 0 || why == ECONNRESET || why == EPIPE;
+    bool is_end = link->state == TDM__TCP_LINK_BYE && was_closed;
+    link->state = is_end ? TDM__TCP_LINK_ENDED : TDM__TCP_LINK_BROKEN;
     link->why = why;
     link->peer->tcp->has_broken = true;
 }
@@ -188,7 +195,7 @@ static bool link_flush_once(tdm__tcp_link *link)
         return false;
     }
     link_end_flushed(link);
-    if (link->stream.fd < 0) return false;
+    if (!link_is_open(link)) return false; /* a callback has closed it */
     bool held = tdm__stream_has_output(&link->stream);
     if (!held && !is_full && link_has_frames(link))
         return true; /* a callback may have added more */
@@ -200,7 +207,7 @@ void tdm__link_flush(tdm__tcp_link *link)
 {
     if (link->is_flushing) return;
     link->is_flushing = true;
-    while (link->stream.fd >= 0 && !link->is_broken && link_flush_once(link)) continue;
+    while (link_is_open(link) && link_flush_once(link)) continue;
     link->is_flushing = false;
 }
 
@@ -216,6 +223,7 @@ void tdm__link_send(tdm__tcp_link *link, tdm__tcp_frame *frame)
 void tdm__link_close(tdm__tcp_link *link, bool at_once)
 {
     tdm__stream_close(&link->stream, at_once);
+    link->state = TDM__TCP_LINK_CLOSED;
     if (link->current) queue_add(&link->unflushed, link->current);
     link->current = NULL;
     link->queued_bytes = 0;
@@ -279,19 +287,19 @@ static bool link_next_frame(tdm__tcp_link *link)
     link->stage_first += front;
     link->stage_count -= front;
     link->left = start.kind == TDM__TCP_EAGER || start.kind == TDM__TCP_DATA ? start.bytes : 0;
-    if (!tdm__tcp_heard(link, &start, &head)) tdm__link_break(link, EPROTO);
+    if (!tdm__tcp_on_frame(link, &start, &head)) tdm__link_break(link, EPROTO);
     return true;
 }
 
 /* Handles all frames and payload bytes in the staging buffer. */
 static void link_handle_stage(tdm__tcp_link *link)
 {
-    while (link->stream.fd >= 0 && !link->is_broken && !link->is_stalled) {
+    while (link_is_open(link) && link->state != TDM__TCP_LINK_STALLED) {
         if (link->left > 0) {
             if (link->stage_count == 0) return;
             link_unstage(link);
             if (link->left > 0) return;
-            tdm__tcp_received(link);
+            tdm__tcp_on_payload(link);
         } else if (!link_next_frame(link)) {
             break;
         }
@@ -304,10 +312,11 @@ static void link_handle_stage(tdm__tcp_link *link)
 
 bool tdm__link_receive(tdm__tcp_link *link)
 {
-    if (link->is_stalled && !tdm__tcp_go_on(link)) tdm__link_break(link, ENOMEM);
+    if (link->state == TDM__TCP_LINK_STALLED && !tdm__tcp_resume(link))
+        tdm__link_break(link, ENOMEM);
     if (link->stage_count > 0) link_handle_stage(link); /* left from a stall */
-    for (size_t total = 0; link->stream.fd >= 0 && !link->is_broken;) {
-        if (total >= MAX_RECEIVE || link->is_stalled) return true;
+    for (size_t total = 0; link_is_open(link);) {
+        if (total >= MAX_RECEIVE || link->state == TDM__TCP_LINK_STALLED) return true;
         uint64_t before = link->left;
         size_t room = 0;
         ssize_t got = link_read(link, &room);
@@ -317,9 +326,9 @@ bool tdm__link_receive(tdm__tcp_link *link)
             return false;
         }
         total += (size_t)got;
-        if (before > 0 && link->left == 0) tdm__tcp_received(link);
+        if (before > 0 && link->left == 0) tdm__tcp_on_payload(link);
         link_handle_stage(link);
-        if ((size_t)got < room) return link->is_stalled; /* there was no more */
+        if ((size_t)got < room) return link->state == TDM__TCP_LINK_STALLED; /* no more input */
     }
     return false;
 }

@@ -1,16 +1,54 @@
 /*
  * tcp_meet.c: makes all connections of the TCP transport: the higher rank of a pair connects.
  *
- * A connection opens with three messages of fixed size, before anything of variable size is read:
- *   the side that accepts sends HELLO: how it wants to protect the connection, and a nonce;
- *   the side that connects sends PROOF: who it is, whom it wants, a nonce, and an HMAC of all that and
- *     the HELLO under the world's key;
- *   the side that accepts answers with an HMAC of the same, under another label.
- * So both have proved the key, nothing recorded earlier is of use, and a change of any byte on the way is
- * noticed. TLS begins after that, where it is wanted, with a key that depends on both nonces.
+ * A connection begins with three messages of fixed size, before anything of variable size is read:
  *
- * Strangers may connect while the ranks meet: they have a few seconds, at most STRANGERS_MOST of them are
- * kept, and of more the oldest goes. When all ranks have met, the listening socket is closed.
+ *   HELLO   from the side that accepts, 48 bytes
+ *   +----------------+------------+------+-----------------------+
+ *   | magic          | protection | zero | nonce                 |
+ *   | "TdmLink1" 8 B | 4 B        | 4 B  | 32 B                  |
+ *   +----------------+------------+------+-----------------------+
+ *   PROOF   from the side that connects, 88 bytes
+ *   +-------+------+-----+--------+---------+------------+-------+-------------------------------+
+ *   | world | from | to  | stream | streams | protection | nonce | HMAC of a label, HELLO and    |
+ *   | 4 B   | 4 B  | 4 B | 4 B    | 4 B     | 4 B        | 32 B  | this message before it, 32 B  |
+ *   +-------+------+-----+--------+---------+------------+-------+-------------------------------+
+ *   answer  from the side that accepts: the HMAC of the same with another label, 32 bytes
+ *
+ * The key of the HMAC is the world's. So both sides have proved that they know it, recorded messages
+ * of earlier connections are useless, and a change of any byte in transit is detected. Then TLS
+ * begins, if it is wanted, with a key that depends on both nonces.
+ *
+ * The life of a connection until it is a link:
+ *
+ *     this side connects                          this side accepts
+ *
+ *   WAITING <----------- failed, from                (accept: sends HELLO)
+ *      | again_s         CONNECTING                         |
+ *      v                 to AWAITS_ANSWER                   v
+ *   CONNECTING                                        AWAITS_PROOF ---> closed: an invalid proof,
+ *      | connected                                          |           too slow, or too many
+ *      v                                                    |
+ *   AWAITS_HELLO                                            |
+ *      | HELLO: sends PROOF                                 |
+ *      v                                                    |
+ *   AWAITS_ANSWER                                           | PROOF: sends the answer
+ *      | the answer                                         |
+ *      v                                                    v
+ *   ENCRYPTING --------- the TLS handshake has ended, or there is none ---------> READY: a link
+ *
+ *   transition                        function
+ *   WAITING -> CONNECTING             meeting_connect
+ *   CONNECTING -> AWAITS_HELLO        meeting_on_connected
+ *   AWAITS_HELLO -> AWAITS_ANSWER     meeting_on_hello
+ *   accept -> AWAITS_PROOF            meet_accept
+ *   AWAITS_* -> ENCRYPTING            meeting_begin_encrypting
+ *   ENCRYPTING -> READY               meeting_make_link
+ *   failed -> WAITING, or closed      meeting_failed
+ *
+ * Other programs may connect while the ranks meet. A connection without a proof is closed after a
+ * few seconds; of more than MAX_UNPROVED such connections, beside those that are expected, the
+ * oldest is closed. When all ranks have met, the listening socket is closed.
  */
 #include "boot/boot.h"
 #include "net/socket.h"
@@ -25,10 +63,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { MAX_STRANGERS = 64, NO_DESCRIPTOR_MS = 10, NONCE = 32, MAC = TDM_SHA256_BYTES };
-static const double max_meet_s = 20.0;
-static const double max_unproved_s = 5.0;
-static const double again_s = 0.05; /* after a refused connection */
+enum { MAX_UNPROVED = 64, NO_DESCRIPTOR_MS = 10, NONCE = 32, MAC = TDM_SHA256_BYTES };
+#define MAX_MEET_S 20.0    /* maximum time between two connections that are ready */
+#define MAX_UNPROVED_S 5.0 /* maximum time of a connection without a proof */
+#define AGAIN_S 0.05       /* delay after a refused connection */
 
 typedef struct hello {
     char magic[8];
@@ -47,23 +85,24 @@ _Static_assert(sizeof(proof) == 88, "no padding");
 
 static const char magic[8] = "TdmLink1";
 
-typedef enum phase {
-    CONNECTING,
-    AWAITING_HELLO,
-    AWAITING_ANSWER,
-    AWAITING_PROOF, /* the side that accepts */
-    ENCRYPTING,
-    READY
-} phase;
+typedef enum meeting_phase {
+    MEETING_WAITING,
+    MEETING_CONNECTING,
+    MEETING_AWAITS_HELLO,
+    MEETING_AWAITS_ANSWER,
+    MEETING_AWAITS_PROOF,
+    MEETING_ENCRYPTING,
+    MEETING_READY
+} meeting_phase;
 
 /* A connection that is being made. */
 typedef struct meeting {
     tdm__stream stream;
-    phase phase;
+    meeting_phase phase;
     bool is_ours; /* this side connects */
     int peer, stream_index;
-    double until_s; /* of a stranger */
-    double again_s; /* CONNECTING, after a refusal: when to try again */
+    double until_s; /* AWAITS_PROOF: when it is closed */
+    double again_s; /* WAITING: when to connect */
     tdm__protection protection;
     hello hello;
     proof proof;
@@ -71,7 +110,7 @@ typedef struct meeting {
     uint8_t in[sizeof(proof)];
     size_t in_count;
     char remote[96];
-    bool is_refused; /* because of a certificate */
+    bool is_refused; /* the certificate of the peer is refused */
     struct meeting *next;
 } meeting;
 
@@ -79,15 +118,15 @@ typedef struct meet {
     tdm__tcp *tcp;
     const uint8_t *const *addresses;
     meeting *all;
-    int missing; /* links that are not ready */
-    int strangers;
+    int missing;  /* links that are not ready */
+    int unproved; /* connections in AWAITS_PROOF */
     double until_s;
-    char last[256]; /* what went wrong last, for the error at the end of the time */
+    char last[256]; /* the last failure, for the error when the time is over */
 } meet;
 
-/* ---- addresses ------------------------------------------------------------------------------------------- */
+/* ---- addresses -------------------------------------------------------------------------------- */
 
-static bool is_anywhere(const tdm__endpoint *at)
+static bool endpoint_is_any(const tdm__endpoint *at)
 {
     static const uint8_t zeros[16];
     return memcmp(at->bytes, zeros, sizeof(zeros)) == 0;
@@ -101,7 +140,7 @@ tdm_status tdm__tcp_listen(tdm__tcp *tcp, uint8_t *out, size_t *out_bytes, tdm_e
     at.port = 0;
     tcp->listen_fd = tdm__socket_listen((struct sockaddr *)&address,
                                         tdm__socket_address(&at, &address));
-    if (tcp->listen_fd < 0 && at.family == 6 && is_anywhere(&at)) { /* a host without IPv6 */
+    if (tcp->listen_fd < 0 && at.family == 6 && endpoint_is_any(&at)) { /* a host without IPv6 */
         at.family = 4;
         tcp->listen_fd = tdm__socket_listen((struct sockaddr *)&address,
                                             tdm__socket_address(&at, &address));
@@ -115,13 +154,14 @@ tdm_status tdm__tcp_listen(tdm__tcp *tcp, uint8_t *out, size_t *out_bytes, tdm_e
     return TDM_OK;
 }
 
-/* Where a peer listens. Zeros: wherever this rank has reached rank 0. The peer's link-local address is on the
- * link by which this rank has reached rank 0: the device there has a number of this host's. */
-static socklen_t address_of(const meet *all, int peer, struct sockaddr_storage *out)
+/* The address at which a peer listens. Zeros: the address at which this rank has reached rank 0. A
+ * link-local address of the peer is on the network by which this rank has reached rank 0, whose
+ * device has another number on this host. */
+static socklen_t meet_address_of(const meet *all, int peer, struct sockaddr_storage *out)
 {
     tdm__endpoint at;
     memcpy(&at, all->addresses[peer], sizeof(at));
-    if (is_anywhere(&at)) {
+    if (endpoint_is_any(&at)) {
         uint16_t port = at.port;
         at = all->tcp->rank_0;
         at.port = port;
@@ -131,10 +171,11 @@ static socklen_t address_of(const meet *all, int peer, struct sockaddr_storage *
     return tdm__socket_address(&at, out);
 }
 
-/* ---- proofs ---------------------------------------------------------------------------------------------- */
+/* ---- proofs ----------------------------------------------------------------------------------- */
 
 /* HMAC of a label, the HELLO, and the PROOF up to its own HMAC. */
-static bool prove(const tdm__tcp *tcp, const char *label, const meeting *m, uint8_t out[MAC])
+static bool meeting_prove(const tdm__tcp *tcp, const char *label, const meeting *m,
+                          uint8_t out[MAC])
 {
     uint8_t text[32 + sizeof(hello) + offsetof(proof, mac)] = {0};
     snprintf((char *)text, 32, "%s", label);
@@ -143,9 +184,9 @@ static bool prove(const tdm__tcp *tcp, const char *label, const meeting *m, uint
     return tdm_hmac_sha256(tcp->key, sizeof(tcp->key), text, sizeof(text), out) == TDM_OK;
 }
 
-/* ---- the list -------------------------------------------------------------------------------------------- */
+/* ---- the list of connections ------------------------------------------------------------------ */
 
-static meeting *meeting_add(meet *all, int fd, phase first, bool is_ours)
+static meeting *meeting_add(meet *all, int fd, meeting_phase first, bool is_ours)
 {
     meeting *m = calloc(1, sizeof(*m));
     if (!m) return NULL;
@@ -163,19 +204,19 @@ static void meeting_remove(meet *all, meeting *m)
     meeting **at = &all->all;
     while (*at != m) at = &(*at)->next;
     *at = m->next;
-    if (!m->is_ours && m->phase == AWAITING_PROOF) all->strangers--;
+    if (!m->is_ours && m->phase == MEETING_AWAITS_PROOF) all->unproved--;
     tdm__stream_close(&m->stream, true);
     free(m);
 }
 
-static bool send_fixed(const meeting *m, const void *bytes, size_t count)
+static bool meeting_send(const meeting *m, const void *bytes, size_t count)
 {
-    /* The first bytes of a connection: there is room for them. */
+    /* These are the first bytes of the connection, so the socket has space for them. */
     return send(m->stream.fd, bytes, count, MSG_NOSIGNAL) == (ssize_t)count;
 }
 
 /* 1: all `wanted` bytes are in m->in; 0: not yet; -1: the connection failed. */
-static int receive_fixed(meeting *m, size_t wanted)
+static int meeting_receive(meeting *m, size_t wanted)
 {
     while (m->in_count < wanted) {
         ssize_t got = recv(m->stream.fd, m->in + m->in_count, wanted - m->in_count, 0);
@@ -188,26 +229,27 @@ static int receive_fixed(meeting *m, size_t wanted)
     return 1;
 }
 
-/* ---- steps of one connection ------------------------------------------------------------------------------- */
+/* ---- steps of one connection ------------------------------------------------------------------ */
 
-/* The connection stands: it becomes a link. False: no memory. */
-static bool make_link(meet *all, meeting *m)
+/* Registers the connection as a link. False: epoll fails, with errno. */
+static bool meeting_make_link(meet *all, meeting *m)
 {
     tdm__tcp *tcp = all->tcp;
     tdm__tcp_link *link = &tcp->peers[m->peer].links[m->stream_index];
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = link};
     if (epoll_ctl(tcp->poll_fd, EPOLL_CTL_ADD, m->stream.fd, &event) != 0) return false;
     link->peer = &tcp->peers[m->peer];
+    link->state = TDM__TCP_LINK_OPEN;
     link->stream = m->stream;
     link->events = EPOLLIN;
     m->stream = tdm__stream_of(-1);
-    m->phase = READY;
+    m->phase = MEETING_READY;
     all->missing--;
-    all->until_s = tdm_clock_s() + max_meet_s; /* many links on a busy host take long */
+    all->until_s = tdm_clock_s() + MAX_MEET_S; /* on a busy host, many links take long */
     return true;
 }
 
-static tdm_status name_mismatch(const meet *all, meeting *m, tdm_error *err)
+static tdm_status meeting_refuse_name(const meet *all, meeting *m, tdm_error *err)
 {
     char subject[160];
     m->is_refused = true;
@@ -219,8 +261,8 @@ static tdm_status name_mismatch(const meet *all, meeting *m, tdm_error *err)
                     m->peer, name ? name : "?", subject, m->remote);
 }
 
-/* Carries the TLS handshake on. */
-static tdm_status step_encrypting(meet *all, meeting *m, tdm_error *err)
+/* Continues the TLS handshake. */
+static tdm_status meeting_encrypt(meet *all, meeting *m, tdm_error *err)
 {
     int ready = tdm__stream_flush(&m->stream);
     if (ready == 0) return TDM_OK;
@@ -228,54 +270,57 @@ static tdm_status step_encrypting(meet *all, meeting *m, tdm_error *err)
     m->is_refused = ready < 0 && m->stream.tls && tdm__tls_is_refused(m->stream.tls);
     if (ready < 0)
         return tdm_fail(err, why == EPROTO ? TDM_ERR_PEER_REFUSED : TDM_ERR_PEER_FAILED,
-                        "tcp: no encrypted connection with rank %d: %s", m->peer,
+                        "tcp: cannot encrypt the connection with rank %d: %s", m->peer,
                         tdm__stream_why(&m->stream, why));
     const char *name = all->tcp->host_names[m->peer];
     char address[96];
     tdm__socket_peer_address(m->stream.fd, address, sizeof(address));
     if (m->stream.tls && !tdm__tls_is_named(m->stream.tls, address) &&
         !(name && tdm__tls_is_named(m->stream.tls, name)))
-        return name_mismatch(all, m, err);
-    if (!make_link(all, m)) return tdm_fail(err, TDM_ERR_SYSTEM, "tcp: %s", strerror(errno));
+        return meeting_refuse_name(all, m, err);
+    if (!meeting_make_link(all, m))
+        return tdm_fail(err, TDM_ERR_SYSTEM, "tcp: %s", strerror(errno));
     return TDM_OK;
 }
 
-/* Of each direction of a link: smaller where there are many. */
-static size_t tls_buffer(const tdm__tcp *tcp)
+/* The buffer for each direction of a link: smaller if there are many links. */
+static size_t tcp_tls_buffer_bytes(const tdm__tcp *tcp)
 {
-    enum { LINKS_FEW = 64, SMALL = 32 << 10 };
-    return (size_t)tcp->size * (size_t)tcp->streams <= LINKS_FEW ? TDM__TCP_TLS_BUFFER : SMALL;
+    enum { FEW_LINKS = 64, SMALL = 32 << 10 };
+    return (size_t)tcp->size * (size_t)tcp->streams <= FEW_LINKS ? TDM__TCP_TLS_BUFFER : SMALL;
 }
 
-static tdm_status begin_encrypting(meet *all, meeting *m, tdm_error *err)
+static tdm_status meeting_begin_encrypting(meet *all, meeting *m, tdm_error *err)
 {
     uint8_t key[MAC];
-    if (!prove(all->tcp, "tandem link key", m, key)) return tdm_fail_oom(err, "for a message");
+    if (!meeting_prove(all->tcp, "tandem link key", m, key))
+        return tdm_fail_oom(err, "for a proof");
     tdm__tls_options options = {.context = all->tcp->tls,
                                 .is_server = !m->is_ours,
                                 .key = key,
-                                .buffer_bytes = tls_buffer(all->tcp)};
+                                .buffer_bytes = tcp_tls_buffer_bytes(all->tcp)};
     tdm_status status = tdm__stream_secure(&m->stream, m->protection, &options, err);
     explicit_bzero(key, sizeof(key));
     TDM_TRY(status);
-    m->phase = ENCRYPTING;
-    return step_encrypting(all, m, err);
+    m->phase = MEETING_ENCRYPTING;
+    return meeting_encrypt(all, m, err);
 }
 
-/* The other side's HELLO: answers with the PROOF. */
-static tdm_status step_hello(meet *all, meeting *m, tdm_error *err)
+/* Checks HELLO, and answers with PROOF. */
+static tdm_status meeting_on_hello(meet *all, meeting *m, tdm_error *err)
 {
     tdm__tcp *tcp = all->tcp;
     memcpy(&m->hello, m->in, sizeof(m->hello));
     m->protection = tdm__protection_for(tcp->mode, m->stream.fd);
     if (memcmp(m->hello.magic, magic, sizeof(magic)) != 0)
-        return tdm_fail(err, TDM_ERR_NOT_FOUND, "something else listens at %s", m->remote);
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "another program listens at %s", m->remote);
     if (m->hello.protection != m->protection)
-        return tdm_fail(err, TDM_ERR_PEER_MISMATCH,
-                        "tcp: rank %d wants its connections protected by %s, rank %d by %s; set "
-                        "comm.security to the same on all hosts",
-                        m->peer, tdm__protection_name(m->hello.protection), tcp->rank,
-                        tdm__protection_name(m->protection));
+        return tdm_fail(
+            err, TDM_ERR_PEER_MISMATCH,
+            "tcp: rank %d protects its connections by %s, rank %d by %s; set comm.security "
+            "to the same value on all hosts",
+            m->peer, tdm__protection_name(m->hello.protection), tcp->rank,
+            tdm__protection_name(m->protection));
     m->proof = (proof){.world = tcp->world,
                        .from = (uint32_t)tcp->rank,
                        .to = (uint32_t)m->peer,
@@ -283,139 +328,137 @@ static tdm_status step_hello(meet *all, meeting *m, tdm_error *err)
                        .streams = (uint32_t)tcp->streams,
                        .protection = m->protection};
     TDM_TRY(tdm_os_random(m->proof.nonce, sizeof(m->proof.nonce), err));
-    if (!prove(tcp, "tandem link from", m, m->proof.mac)) return tdm_fail_oom(err, "for a message");
-    if (!send_fixed(m, &m->proof, sizeof(m->proof)))
+    if (!meeting_prove(tcp, "tandem link from", m, m->proof.mac))
+        return tdm_fail_oom(err, "for a proof");
+    if (!meeting_send(m, &m->proof, sizeof(m->proof)))
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s closed the connection", m->remote);
-    m->phase = AWAITING_ANSWER;
+    m->phase = MEETING_AWAITS_ANSWER;
     return TDM_OK;
 }
 
-static tdm_status step_answer(meet *all, meeting *m, tdm_error *err)
+static tdm_status meeting_on_answer(meet *all, meeting *m, tdm_error *err)
 {
     uint8_t wanted[MAC];
-    if (!prove(all->tcp, "tandem link to", m, wanted)) return tdm_fail_oom(err, "for a message");
+    if (!meeting_prove(all->tcp, "tandem link to", m, wanted))
+        return tdm_fail_oom(err, "for a proof");
     if (!tdm__proof_equal(wanted, m->in))
-        return tdm_fail(err, TDM_ERR_PEER_REFUSED,
-                        "tcp: what listens for rank %d at %s does not know this world's key",
-                        m->peer, m->remote);
-    return begin_encrypting(all, m, err);
+        return tdm_fail(
+            err, TDM_ERR_PEER_REFUSED,
+            "tcp: the program that listens for rank %d at %s does not know this world's key",
+            m->peer, m->remote);
+    return meeting_begin_encrypting(all, m, err);
 }
 
-/* A stranger's PROOF. TDM_ERR_NOT_FOUND: it is none of ours. */
-static tdm_status step_proof(meet *all, meeting *m, tdm_error *err)
+/* Checks PROOF. TDM_ERR_NOT_FOUND: the peer is not a rank of this world, or the link exists. */
+static tdm_status meeting_on_proof(meet *all, meeting *m, tdm_error *err)
 {
     tdm__tcp *tcp = all->tcp;
     uint8_t wanted[MAC], answer[MAC];
     memcpy(&m->proof, m->in, sizeof(m->proof));
     const proof *p = &m->proof;
-    bool is_ours = prove(tcp, "tandem link from", m, wanted) && tdm__proof_equal(wanted, p->mac) &&
-                   p->world == tcp->world && p->to == (uint32_t)tcp->rank &&
-                   p->from < (uint32_t)tcp->size && p->from > (uint32_t)tcp->rank &&
-                   p->streams == (uint32_t)tcp->streams && p->stream < (uint32_t)tcp->streams &&
-                   p->protection == m->hello.protection &&
+    bool is_ours = meeting_prove(tcp, "tandem link from", m, wanted) &&
+                   tdm__proof_equal(wanted, p->mac) && p->world == tcp->world &&
+                   p->to == (uint32_t)tcp->rank && p->from < (uint32_t)tcp->size &&
+                   p->from > (uint32_t)tcp->rank && p->streams == (uint32_t)tcp->streams &&
+                   p->stream < (uint32_t)tcp->streams && p->protection == m->hello.protection &&
                    tcp->peers[p->from].state == TDM__TCP_WELL &&
                    tcp->peers[p->from].links[p->stream].stream.fd < 0;
     for (const meeting *at = all->all; is_ours && at; at = at->next)
-        if (at != m && !at->is_ours && at->peer == (int)p->from && at->phase == ENCRYPTING &&
-            at->stream_index == (int)p->stream)
+        if (at != m && !at->is_ours && at->peer == (int)p->from &&
+            at->phase == MEETING_ENCRYPTING && at->stream_index == (int)p->stream)
             is_ours = false;
-    if (!is_ours || !prove(tcp, "tandem link to", m, answer) ||
-        !send_fixed(m, answer, sizeof(answer)))
-        return tdm_fail(err, TDM_ERR_NOT_FOUND, "a stranger connected from %s", m->remote);
-    all->strangers--;
-    m->phase = ENCRYPTING;
+    if (!is_ours || !meeting_prove(tcp, "tandem link to", m, answer) ||
+        !meeting_send(m, answer, sizeof(answer)))
+        return tdm_fail(err, TDM_ERR_NOT_FOUND,
+                        "a program that is not a rank of this world connected from %s", m->remote);
+    all->unproved--;
+    m->phase = MEETING_ENCRYPTING;
     m->peer = (int)p->from;
     m->stream_index = (int)p->stream;
-    return begin_encrypting(all, m, err);
+    return meeting_begin_encrypting(all, m, err);
 }
 
-static tdm_status start_connecting(meet *all, meeting *m, tdm_error *err)
+static tdm_status meeting_connect(meet *all, meeting *m, tdm_error *err)
 {
     struct sockaddr_storage to;
-    socklen_t bytes = address_of(all, m->peer, &to);
-    m->again_s = 0;
+    socklen_t bytes = meet_address_of(all, m->peer, &to);
     tdm__socket_text((struct sockaddr *)&to, m->remote, sizeof(m->remote));
     m->stream.fd = tdm__socket_begin((struct sockaddr *)&to, bytes);
     if (m->stream.fd < 0)
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: %s", m->remote, strerror(errno));
-    m->phase = CONNECTING;
+    m->phase = MEETING_CONNECTING;
     return TDM_OK;
 }
 
-/* Whether a connection that was begun stands. */
-static tdm_status step_connecting(meeting *m, tdm_error *err)
+static tdm_status meeting_on_connected(meeting *m, tdm_error *err)
 {
     if (!tdm__socket_is_connected(m->stream.fd))
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: %s", m->remote, strerror(errno));
-    m->phase = AWAITING_HELLO;
+    m->phase = MEETING_AWAITS_HELLO;
     return TDM_OK;
 }
 
-/* The connection can be read or written. TDM_ERR_NOT_FOUND: it has failed, and may be made again. */
-static tdm_status step(meet *all, meeting *m, tdm_error *err)
+/* The connection is readable or writable. TDM_ERR_NOT_FOUND: it has failed, and may be tried again. */
+static tdm_status meeting_step(meet *all, meeting *m, tdm_error *err)
 {
-    if (m->phase == CONNECTING) return step_connecting(m, err);
-    if (m->phase == ENCRYPTING) return step_encrypting(all, m, err);
-    size_t wanted = m->phase == AWAITING_HELLO    ? sizeof(hello)
-                    : m->phase == AWAITING_ANSWER ? MAC
-                                                  : sizeof(proof);
-    int got = receive_fixed(m, wanted);
+    if (m->phase == MEETING_CONNECTING) return meeting_on_connected(m, err);
+    if (m->phase == MEETING_ENCRYPTING) return meeting_encrypt(all, m, err);
+    size_t wanted = m->phase == MEETING_AWAITS_HELLO    ? sizeof(hello)
+                    : m->phase == MEETING_AWAITS_ANSWER ? MAC
+                                                        : sizeof(proof);
+    int got = meeting_receive(m, wanted);
     if (got == 0) return TDM_OK;
     if (got < 0) return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s closed the connection", m->remote);
-    if (m->phase == AWAITING_HELLO) return step_hello(all, m, err);
-    if (m->phase == AWAITING_ANSWER) return step_answer(all, m, err);
-    return step_proof(all, m, err);
+    if (m->phase == MEETING_AWAITS_HELLO) return meeting_on_hello(all, m, err);
+    if (m->phase == MEETING_AWAITS_ANSWER) return meeting_on_answer(all, m, err);
+    return meeting_on_proof(all, m, err);
 }
 
-/* ---- strangers --------------------------------------------------------------------------------------------- */
+/* ---- accepting -------------------------------------------------------------------------------- */
 
-/* Where there are too many, the one that has been here longest goes: ranks answer at once, and come again. */
-static void drop_oldest(meet *all)
+/* Closes the oldest connection without a proof. Ranks send theirs immediately, and would connect
+ * again. */
+static void meet_drop_oldest(meet *all)
 {
     meeting *oldest = NULL;
     for (meeting *m = all->all; m; m = m->next)
-        if (m->phase == AWAITING_PROOF) oldest = m; /* new ones are put first */
+        if (m->phase == MEETING_AWAITS_PROOF) oldest = m; /* new ones are put first */
     if (oldest) meeting_remove(all, oldest);
 }
 
-static void make_place(meet *all)
-{
-    if (all->strangers >= MAX_STRANGERS + all->missing) drop_oldest(all);
-}
-
-static void accept_some(meet *all)
+static void meet_accept(meet *all)
 {
     enum { MAX_ACCEPT = 32 };
     for (int i = 0; i < MAX_ACCEPT; i++) {
         char remote[96];
         int fd = tdm__socket_accept(all->tcp->listen_fd, remote, sizeof(remote));
-        if (fd < 0 &&
-            (errno == EMFILE || errno == ENFILE)) { /* strangers may have taken them all */
-            drop_oldest(all);
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE)) { /* these connections may have all */
+            meet_drop_oldest(all);
             poll(NULL, 0, NO_DESCRIPTOR_MS);
         }
         if (fd < 0) return;
-        make_place(all);
-        meeting *m = meeting_add(all, fd, AWAITING_PROOF, false);
+        if (all->unproved >= MAX_UNPROVED + all->missing) meet_drop_oldest(all);
+        meeting *m = meeting_add(all, fd, MEETING_AWAITS_PROOF, false);
         if (!m) {
             close(fd);
             return;
         }
-        all->strangers++;
-        m->until_s = tdm_clock_s() + max_unproved_s;
+        all->unproved++;
+        m->until_s = tdm_clock_s() + MAX_UNPROVED_S;
         tdm__socket_peer_host(fd, m->remote, sizeof(m->remote));
         m->protection = tdm__protection_for(all->tcp->mode, fd);
         memcpy(m->hello.magic, magic, sizeof(magic));
         m->hello.protection = m->protection;
         if (tdm_os_random(m->hello.nonce, sizeof(m->hello.nonce), NULL) != TDM_OK ||
-            !send_fixed(m, &m->hello, sizeof(m->hello)))
+            !meeting_send(m, &m->hello, sizeof(m->hello)))
             meeting_remove(all, m);
     }
 }
 
-/* ---- all of them ------------------------------------------------------------------------------------------- */
+/* ---- the loop --------------------------------------------------------------------------------- */
 
-/* One connection has failed: final, a stranger's, or to be made again. */
+/* A connection has failed. An error of a rank is final; other connections are closed, and those that
+ * this side makes are tried again. */
 static tdm_status meeting_failed(meet *all, meeting *m, const tdm_error *why, tdm_error *err)
 {
     if (why->status != TDM_ERR_NOT_FOUND && m->peer >= 0) {
@@ -430,12 +473,12 @@ static tdm_status meeting_failed(meet *all, meeting *m, const tdm_error *why, td
     snprintf(all->last, sizeof(all->last), "rank %d at %.200s", m->peer, why->message);
     tdm__stream_close(&m->stream, true);
     m->in_count = 0;
-    m->phase = CONNECTING;
-    m->again_s = tdm_clock_s() + again_s;
+    m->phase = MEETING_WAITING;
+    m->again_s = tdm_clock_s() + AGAIN_S;
     return TDM_OK;
 }
 
-static tdm_status turn(meet *all, const struct pollfd *fds, tdm_error *err)
+static tdm_status meet_turn(meet *all, const struct pollfd *fds, tdm_error *err)
 {
     double now_s = tdm_clock_s();
     int at = 1;
@@ -443,27 +486,27 @@ static tdm_status turn(meet *all, const struct pollfd *fds, tdm_error *err)
         next = m->next;
         tdm_error why = {0};
         tdm_status status = TDM_OK;
-        if (m->again_s > 0) {
+        if (m->phase == MEETING_WAITING) {
             at++;
-            if (now_s >= m->again_s) status = start_connecting(all, m, &why);
+            if (now_s >= m->again_s) status = meeting_connect(all, m, &why);
         } else if (fds[at++].revents) {
-            status = step(all, m, &why);
-        } else if (m->phase == AWAITING_PROOF && now_s > m->until_s) {
+            status = meeting_step(all, m, &why);
+        } else if (m->phase == MEETING_AWAITS_PROOF && now_s > m->until_s) {
             meeting_remove(all, m);
             continue;
         }
         if (status != TDM_OK) {
             TDM_TRY(meeting_failed(all, m, &why, err));
-        } else if (m->phase == READY) {
+        } else if (m->phase == MEETING_READY) {
             meeting_remove(all, m);
         }
     }
-    if (fds[0].revents) accept_some(all);
+    if (fds[0].revents) meet_accept(all);
     return TDM_OK;
 }
 
-static struct pollfd *fill_poll(const meet *all, struct pollfd *fds, size_t *capacity,
-                                int *out_count)
+static struct pollfd *meet_fill_poll(const meet *all, struct pollfd *fds, size_t *capacity,
+                                     int *out_count)
 {
     size_t wanted = 1;
     for (const meeting *m = all->all; m; m = m->next) wanted++;
@@ -476,16 +519,17 @@ static struct pollfd *fill_poll(const meet *all, struct pollfd *fds, size_t *cap
     fds[0] = (struct pollfd){.fd = all->tcp->listen_fd, .events = POLLIN};
     int count = 1;
     for (const meeting *m = all->all; m; m = m->next) {
-        short events = m->phase == CONNECTING ? POLLOUT : POLLIN;
+        short events = m->phase == MEETING_CONNECTING ? POLLOUT : POLLIN;
         if (tdm__stream_has_output(&m->stream)) events |= POLLOUT;
-        fds[count++] = (struct pollfd){.fd = m->again_s > 0 ? -1 : m->stream.fd, .events = events};
+        fds[count++] = (struct pollfd){.fd = m->phase == MEETING_WAITING ? -1 : m->stream.fd,
+                                       .events = events};
     }
     *out_count = count;
     return fds;
 }
 
-/* The first rank with a link that is not there. */
-static int missing_rank(const tdm__tcp *tcp)
+/* The first rank with a missing link. */
+static int tcp_missing_rank(const tdm__tcp *tcp)
 {
     for (int i = 0; i < tcp->size; i++)
         for (int k = 0; tcp->peers[i].links && k < tcp->streams; k++)
@@ -493,14 +537,14 @@ static int missing_rank(const tdm__tcp *tcp)
     return -1;
 }
 
-static tdm_status run(meet *all, tdm_error *err)
+static tdm_status meet_run(meet *all, tdm_error *err)
 {
     struct pollfd *fds = NULL;
     size_t capacity = 0;
     tdm_status status = TDM_OK;
     while (all->missing > 0 && status == TDM_OK) {
-        int count = 0, rank = missing_rank(all->tcp);
-        struct pollfd *filled = fill_poll(all, fds, &capacity, &count);
+        int count = 0, rank = tcp_missing_rank(all->tcp);
+        struct pollfd *filled = meet_fill_poll(all, fds, &capacity, &count);
         double left_s = all->until_s - tdm_clock_s();
         if (!filled) {
             status = tdm_fail_oom(err, "to connect");
@@ -509,27 +553,27 @@ static tdm_status run(meet *all, tdm_error *err)
         fds = filled;
         if (tdm__cancellation_is_due(&all->tcp->cancellation)) {
             status = tdm_fail(err, TDM_ERR_PEER_FAILED,
-                              "tcp: rank %d no longer waits for a connection with rank %d",
+                              "tcp: rank %d stops waiting for a connection with rank %d",
                               all->tcp->rank, rank);
         } else if (left_s <= 0) {
             status = tdm_fail(
                 err, TDM_ERR_PEER_TIMEOUT,
-                "tcp: no connection with rank %d, nor another one, within %g s%s%s; is there a firewall "
-                "between the hosts? TANDEM_ADDRESS sets the address of a host",
-                rank, max_meet_s, *all->last ? ": " : "", all->last);
+                "tcp: no connection with rank %d, and no other new one, within %g s%s%s; check for a "
+                "firewall between the hosts; TANDEM_ADDRESS sets the address of a host",
+                rank, MAX_MEET_S, *all->last ? ": " : "", all->last);
         } else {
             double slice_s = tdm__cancellation_slice(&all->tcp->cancellation,
-                                                     left_s < again_s ? left_s : again_s);
+                                                     left_s < AGAIN_S ? left_s : AGAIN_S);
             poll(fds, (nfds_t)count, (int)(slice_s * 1000) + 1);
-            status = turn(all, fds, err);
+            status = meet_turn(all, fds, err);
         }
     }
     free(fds);
     return status;
 }
 
-/* Memory for the links, and a connection to each lower rank begun. */
-static tdm_status begin(meet *all, const size_t *address_bytes, tdm_error *err)
+/* Allocates the links, and schedules a connection to each lower rank. */
+static tdm_status meet_begin(meet *all, const size_t *address_bytes, tdm_error *err)
 {
     tdm__tcp *tcp = all->tcp;
     for (int i = 0; i < tcp->size; i++) {
@@ -546,7 +590,7 @@ static tdm_status begin(meet *all, const size_t *address_bytes, tdm_error *err)
             peer->links[k].stream = tdm__stream_of(-1);
             all->missing++;
             if (i > tcp->rank) continue;
-            meeting *m = meeting_add(all, -1, CONNECTING, true);
+            meeting *m = meeting_add(all, -1, MEETING_WAITING, true);
             if (!m) return tdm_fail_oom(err, "for connections");
             m->peer = i;
             m->stream_index = k;
@@ -556,9 +600,9 @@ static tdm_status begin(meet *all, const size_t *address_bytes, tdm_error *err)
     return TDM_OK;
 }
 
-/* Descriptors for all links, where the hard limit allows them. */
-static tdm_status allow_descriptors(const tdm__tcp *tcp, const size_t *address_bytes,
-                                    tdm_error *err)
+/* Raises the limit of file descriptors for all links, if the hard limit allows it. */
+static tdm_status tcp_allow_descriptors(const tdm__tcp *tcp, const size_t *address_bytes,
+                                        tdm_error *err)
 {
     enum { OTHERS = 64 };
     struct rlimit limit;
@@ -580,10 +624,10 @@ static tdm_status allow_descriptors(const tdm__tcp *tcp, const size_t *address_b
 tdm_status tdm__tcp_meet(tdm__tcp *tcp, const uint8_t *const *addresses,
                          const size_t *address_bytes, tdm_error *err)
 {
-    meet all = {.tcp = tcp, .addresses = addresses, .until_s = tdm_clock_s() + max_meet_s};
-    TDM_TRY(allow_descriptors(tcp, address_bytes, err));
-    tdm_status status = begin(&all, address_bytes, err);
-    if (status == TDM_OK) status = run(&all, err);
+    meet all = {.tcp = tcp, .addresses = addresses, .until_s = tdm_clock_s() + MAX_MEET_S};
+    TDM_TRY(tcp_allow_descriptors(tcp, address_bytes, err));
+    tdm_status status = meet_begin(&all, address_bytes, err);
+    if (status == TDM_OK) status = meet_run(&all, err);
     while (all.all) meeting_remove(&all, all.all);
     return status;
 }

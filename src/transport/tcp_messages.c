@@ -158,7 +158,7 @@ static bool peer_on_drop(tdm__tcp_peer *peer, uint32_t id)
 
 /* ---- buffers of unexpected messages ---------------------------------------------------------- */
 
-uint8_t *tdm__tcp_buffer_take(tdm__tcp *tcp, uint64_t bytes, size_t *out_capacity)
+static uint8_t *buffer_take(tdm__tcp *tcp, uint64_t bytes, size_t *out_capacity)
 {
     enum { MIN = 4096 };
     for (int i = 0; i < TDM__TCP_SPARES; i++) {
@@ -254,16 +254,17 @@ static bool link_on_message(tdm__tcp_link *link, const tdm__tcp_start *start, co
     arrival_add(peer, a);
     tcp->calls++;
     tcp->events.arrived(tcp->events.user, peer->rank, head, a);
-    link->is_stalled = has_payload && link->arrival == a && !link->into && link->stream.fd >= 0;
+    if (has_payload && link->arrival == a && !link->into && link->state == TDM__TCP_LINK_OPEN)
+        link->state = TDM__TCP_LINK_STALLED;
     return true;
 }
 
-bool tdm__tcp_go_on(tdm__tcp_link *link)
+bool tdm__tcp_resume(tdm__tcp_link *link)
 {
     tdm__arrival *a = link->arrival;
-    link->is_stalled = false;
+    link->state = TDM__TCP_LINK_OPEN;
     if (!a || link->into) return true;
-    a->bytes = tdm__tcp_buffer_take(link->peer->tcp, a->head.bytes, &a->capacity);
+    a->bytes = buffer_take(link->peer->tcp, a->head.bytes, &a->capacity);
     link->into = a->bytes;
     return a->bytes != NULL;
 }
@@ -272,7 +273,8 @@ bool tdm__tcp_go_on(tdm__tcp_link *link)
 static bool link_on_data(tdm__tcp_link *link, const tdm__tcp_start *start)
 {
     tdm__arrival *a = link->peer->arrivals;
-    while (a && !(a->taken && a->id == start->id && start->id != 0)) a = a->next;
+    while (a && !(a->state == TDM__ARRIVAL_TAKEN && a->id == start->id && start->id != 0))
+        a = a->next;
     if (!a || start->bytes == 0 || start->offset > a->head.bytes ||
         start->bytes > a->head.bytes - start->offset)
         return false;
@@ -282,23 +284,23 @@ static bool link_on_data(tdm__tcp_link *link, const tdm__tcp_start *start)
     return true;
 }
 
-bool tdm__tcp_heard(tdm__tcp_link *link, const tdm__tcp_start *start, const tdm__head *head)
+bool tdm__tcp_on_frame(tdm__tcp_link *link, const tdm__tcp_start *start, const tdm__head *head)
 {
     link->arrival = NULL;
     link->into = NULL;
-    if (link->bye_heard) return false;
+    if (link->state == TDM__TCP_LINK_BYE) return false;
     switch (start->kind) {
     case TDM__TCP_EAGER:
     case TDM__TCP_OFFER: return link_on_message(link, start, head);
     case TDM__TCP_CLEAR: return peer_on_clear(link->peer, start->id);
     case TDM__TCP_DROP: return peer_on_drop(link->peer, start->id);
     case TDM__TCP_DATA: return link_on_data(link, start);
-    case TDM__TCP_BYE: link->bye_heard = true; return true;
+    case TDM__TCP_BYE: link->state = TDM__TCP_LINK_BYE; return true;
     default: return false;
     }
 }
 
-void tdm__tcp_received(tdm__tcp_link *link)
+void tdm__tcp_on_payload(tdm__tcp_link *link)
 {
     tdm__arrival *a = link->arrival;
     link->arrival = NULL;
@@ -306,7 +308,7 @@ void tdm__tcp_received(tdm__tcp_link *link)
     if (!a) return;
     a->got += a->id ? link->payload_bytes : a->head.bytes;
     if (!a->id) a->link = NULL;
-    if (a->taken && a->got >= a->head.bytes) arrival_end(a, TDM_OK);
+    if (a->state == TDM__ARRIVAL_TAKEN && a->got >= a->head.bytes) arrival_end(a, TDM_OK);
 }
 
 /* ---- take ------------------------------------------------------------------------------------ */
@@ -314,7 +316,7 @@ void tdm__tcp_received(tdm__tcp_link *link)
 /* Requests an offered payload. */
 static void arrival_request(tdm__arrival *a)
 {
-    if (a->peer->state != TDM__TCP_WELL || a->broken)
+    if (a->peer->state != TDM__TCP_WELL)
         arrival_end(a, TDM_ERR_PEER_FAILED);
     else if (!tdm__tcp_answer(a->peer, TDM__TCP_CLEAR, a->id))
         arrival_end(a, TDM_ERR_NO_MEMORY);
@@ -324,13 +326,14 @@ void tdm__tcp_take(tdm__transport *transport, tdm__arrival *a, void *into, void 
 {
     (void)transport;
     tdm__tcp_link *link = a->link;
-    a->taken = true;
+    bool is_broken = a->state == TDM__ARRIVAL_BROKEN;
+    a->state = TDM__ARRIVAL_TAKEN;
     a->into = into;
     a->cookie = cookie;
-    if (a->id) {
-        arrival_request(a);
-    } else if (a->broken) {
+    if (is_broken) {
         arrival_end(a, TDM_ERR_PEER_FAILED);
+    } else if (a->id) {
+        arrival_request(a);
     } else if (!link) {
         if (a->head.bytes > 0) memcpy(into, a->bytes, a->head.bytes);
         arrival_end(a, TDM_OK);
@@ -340,7 +343,7 @@ void tdm__tcp_take(tdm__transport *transport, tdm__arrival *a, void *into, void 
         link->into = (uint8_t *)into + done;
         buffer_give(a->peer->tcp, a->bytes, a->capacity);
         a->bytes = NULL;
-        link->is_stalled = false;
+        if (link->state == TDM__TCP_LINK_STALLED) link->state = TDM__TCP_LINK_OPEN;
     }
 }
 
@@ -360,11 +363,11 @@ void tdm__tcp_drop(tdm__transport *transport, tdm__arrival *a)
 static void peer_end(tdm__tcp_peer *peer)
 {
     for (tdm__arrival *a = peer->arrivals; a; a = a->next) /* first: callbacks may take them */
-        if (a->id || a->link) a->broken = true;
+        if (a->state == TDM__ARRIVAL_WAITING && (a->id || a->link)) a->state = TDM__ARRIVAL_BROKEN;
     for (int i = 0; i < peer->tcp->streams; i++) tdm__link_close(&peer->links[i], true);
     while (peer->offers) send_end(offer_remove(peer, peer->offers->id), TDM_ERR_PEER_FAILED);
     for (tdm__arrival *a = peer->arrivals; a;) {
-        if (a->taken) {
+        if (a->state == TDM__ARRIVAL_TAKEN) {
             arrival_end(a, TDM_ERR_PEER_FAILED);
             a = peer->arrivals; /* a callback may have freed any of them */
         } else {
@@ -399,28 +402,21 @@ static void peer_lose(tdm__tcp_peer *peer, const tdm__tcp_link *link)
     peer->tcp->events.lost(peer->tcp->events.user, peer->rank, how);
 }
 
-/* Whether everything it sent has arrived. It may have stopped waiting for this rank's end, and
- * closed. */
-static bool link_has_left(const tdm__tcp_link *link)
-{
-    return link->bye_heard && (link->why == 0 || link->why == ECONNRESET || link->why == EPIPE);
-}
-
 static void peer_check_links(tdm__tcp_peer *peer)
 {
     for (int i = 0; i < peer->tcp->streams; i++) {
         tdm__tcp_link *link = &peer->links[i];
-        if (!link->is_broken || link->stream.fd < 0) continue;
-        if (!link_has_left(link)) {
+        if (link->state == TDM__TCP_LINK_BROKEN) {
             peer_lose(peer, link);
             return;
         }
+        if (link->state != TDM__TCP_LINK_ENDED) continue;
         peer->state = TDM__TCP_LEFT;
         tdm__link_close(link, true);
     }
 }
 
-void tdm__tcp_tell_losses(tdm__tcp *tcp)
+void tdm__tcp_report_losses(tdm__tcp *tcp)
 {
     if (!tcp->has_broken) return;
     tcp->has_broken = false;

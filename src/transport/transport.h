@@ -27,7 +27,18 @@
 
 #include <tandem/comm.h>
 
-/* The start of every message. Sent as it is in memory, little-endian, 64 bytes. */
+/*
+ * The start of every message, 64 bytes. Sent as it is in memory, little-endian:
+ *
+ *     0        4        8        12      16         20     24     25      26       27          28
+ *     +--------+--------+--------+-------+----------+------+------+-------+--------+-----------+
+ *     | magic  | world  | epoch  | group | sequence | step | kind | dtype | reduce | algorithm |
+ *     +--------+--------+--------+-------+----------+------+------+-------+--------+-----------+
+ *    28       32        40       48      56       60       64
+ *     +--------+--------+--------+-------+--------+--------+
+ *     | root   | count  | layout | bytes | source | check  |
+ *     +--------+--------+--------+-------+--------+--------+
+ */
 typedef struct tdm__head {
     uint32_t magic; /* TDM__HEAD_MAGIC */
     uint32_t world; /* random number of the world, chosen by rank 0; rejects messages of others */

@@ -5,6 +5,7 @@
  * to the port. It does not protect against an attacker who can compute it: unauthorised peers are
  * excluded when the world is opened (boot.c), and by TLS on untrusted networks.
  */
+#include "base/base.h"
 #include "transport/transport.h"
 
 #include <string.h>
@@ -16,11 +17,9 @@ static uint32_t head_checksum(const tdm__head *head)
     memcpy(words, head, sizeof(*head));
     words[sizeof(*head) / sizeof(uint64_t) - 1] =
         head->source; /* the last word also contains the check */
-    uint64_t sum = 0x6a09e667f3bcc909u;
-    for (size_t i = 0; i < sizeof(*head) / sizeof(uint64_t); i++) {
-        sum = (sum ^ words[i]) * 0x9e3779b97f4a7c15u;
-        sum ^= sum >> 32;
-    }
+    uint64_t sum = UINT64_C(0x6a09e667f3bcc909);
+    for (size_t i = 0; i < sizeof(*head) / sizeof(uint64_t); i++)
+        sum = tdm_hash64_add(sum, words[i]);
     return (uint32_t)sum;
 }
 

@@ -5,7 +5,9 @@
 
 #include "check.h"
 #include "comm/algorithms/build.h"
+#include "comm/choices.h"
 #include "comm/comm.h"
+#include "comm/engine.h"
 #include "os/os.h"
 
 #include <stdlib.h>

@@ -14,6 +14,11 @@
 #include "base/base.h"
 #include "check.h"
 #include "comm/algorithms/build.h"
+#include "comm/engine.h"
+#include "comm/group.h"
+#include "comm/request.h"
+#include "comm/scratch.h"
+#include "comm/transfer.h"
 
 #include <stdlib.h>
 
@@ -88,7 +93,7 @@ static inline void world_release(world *w)
         tdm_request *q = &w->requests[r];
         tdm__leaves_release(&q->leaves);
         tdm__tree_plan_release(&q->plan);
-        free(q->state);
+        free(q->algorithm_data);
         for (int i = 0; i < TDM__MAX_FLIGHT; i++) {
             tdm_arena_destroy(q->programs[i].arena);
             tdm__scratch_give_back(&w->comm, &q->programs[i].blocks);
@@ -282,10 +287,10 @@ static inline void world_run(world *w, const tdm__algorithm_ops *algorithm)
         for (int i = 0; i < w->size && !moved; i++) {
             int r = (i + offset) % w->size;
             tdm_request *q = &w->requests[r];
-            if (q->done) continue;
+            if (q->state == TDM__REQUEST_DONE) continue;
             moved = world_move(w, r);
             if (q->ended_segments == q->segment_count) {
-                q->done = true;
+                q->state = TDM__REQUEST_DONE;
                 left--;
             }
         }

@@ -113,6 +113,7 @@ static void half_begin(half *h)
         CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0);
         tdm__tcp_link *link = &peer->links[i];
         link->peer = peer;
+        link->state = TDM__TCP_LINK_OPEN;
         link->stream = tdm__stream_of(pair[0]);
         link->events = EPOLLIN;
         h->far[i] = pair[1];

@@ -4,7 +4,8 @@
  */
 #include <tandem/os.h>
 
-#include "comm/engine.h"
+#include "cli/bench_bound.h"
+#include "comm/choices.h"
 
 #include "check.h"
 
@@ -142,14 +143,14 @@ static void bound(void)
     tdm_error err;
     double one = -1, seconds = -1;
     for (int threads = 2; threads <= 5; threads++) {
-        CHECK_INT(tdm_comm_memory_bound(100003, threads, 0.001, &seconds, &err), TDM_OK);
+        CHECK_INT(bench_memory_bound(100003, threads, 0.001, &seconds, &err), TDM_OK);
         CHECK(seconds > 0 && seconds < 10);
     }
-    CHECK_INT(tdm_comm_memory_bound(0, 3, 0, &seconds, &err), TDM_OK);
-    CHECK_INT(tdm_comm_memory_bound(1000, 1, 0, &one, &err), TDM_OK);
+    CHECK_INT(bench_memory_bound(0, 3, 0, &seconds, &err), TDM_OK);
+    CHECK_INT(bench_memory_bound(1000, 1, 0, &one, &err), TDM_OK);
     CHECK(one >= 0);
-    CHECK_INT(tdm_comm_memory_bound(8, 0, 0, &seconds, &err), TDM_ERR_RANGE);
-    CHECK_INT(tdm_comm_memory_bound(SIZE_MAX, 2, 0, &seconds, &err), TDM_ERR_RANGE);
+    CHECK_INT(bench_memory_bound(8, 0, 0, &seconds, &err), TDM_ERR_RANGE);
+    CHECK_INT(bench_memory_bound(SIZE_MAX, 2, 0, &seconds, &err), TDM_ERR_RANGE);
 }
 
 static const check_test tests[] = {CHECK_TEST(paths),   CHECK_TEST(rows),

@@ -10,8 +10,14 @@
 #define TANDEM_TESTS_COMM_WINDOW_WORLD_H
 
 #include "check.h"
+#include "comm/algorithm.h"
+#include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/group.h"
 #include "comm/match.h"
-#include "comm/window_inner.h"
+#include "comm/request.h"
+#include "comm/transfer.h"
+#include "comm/window.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -370,7 +376,7 @@ static inline tdm_status run_call(member *m, const tdm_call *call)
     tdm_arena_destroy(p->arena);
     tdm__tree_plan_release(&request->plan);
     tdm__leaves_release(&request->leaves);
-    free(request->state);
+    free(request->algorithm_data);
     free(request->copy);
     free(request);
     return group->broken.status;

@@ -5,6 +5,9 @@
  * or other local state: all ranks must compute the same division into segments and the same steps.
  */
 #include "comm/algorithms/build.h"
+#include "base/base.h"
+#include "comm/choices.h"
+#include "comm/engine.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -78,14 +81,14 @@ const uint8_t *tdm__all_to_all_input(const tdm__segment *s)
     const tdm_call *call = s->call;
     if (call->in != call->out || call->count == 0) return tdm__in_at(s, 0);
     tdm_request *request = s->program->request;
-    if (!request->state) {
-        request->state = malloc(call->count * s->unit);
-        if (request->state)
-            memcpy(request->state, call->in, call->count * s->unit);
+    if (!request->algorithm_data) {
+        request->algorithm_data = malloc(call->count * s->unit);
+        if (request->algorithm_data)
+            memcpy(request->algorithm_data, call->in, call->count * s->unit);
         else
             s->program->no_memory = true;
     }
-    return request->state;
+    return request->algorithm_data;
 }
 
 void tdm__send_some(const tdm__segment *s, int peer, uint32_t step, const void *from,
@@ -99,24 +102,19 @@ void tdm__recv_some(const tdm__segment *s, int peer, uint32_t step, void *to, si
     if (elements) tdm__program_recv(s->program, peer, step, to, elements * s->unit);
 }
 
-static size_t round_up(size_t value, size_t multiple)
-{
-    return (value + multiple - 1) / multiple * multiple;
-}
-
 tdm__cut tdm__cut_make(const tdm_group *group, const tdm_call *call, tdm__cut_options request)
 {
     size_t unit = tdm_dtype_bytes(call->dtype);
     size_t multiple = tdm__kind_has_slices(call->kind) ? (size_t)group->size : 1;
     size_t span = tdm__call_span(call, group->size);
-    size_t whole = round_up(span ? span : 1, multiple);
+    size_t whole = tdm_align_up(span ? span : 1, multiple);
     if (request.segment_bytes == 0 || unit == 0 || call->kind == TDM_CALL_BARRIER)
         return (tdm__cut){.segment = whole, .flight = 1};
     size_t measured = tdm__choices_segment(group, call, request.algorithm);
     size_t segment = (measured ? measured : request.segment_bytes) / unit;
     size_t min = (size_t)(span / (MAX_STEPS / request.stride)) + 1;
     if (segment < min) segment = min;
-    segment = round_up(segment, multiple);
+    segment = tdm_align_up(segment, multiple);
     return (tdm__cut){.segment = segment < whole ? segment : whole, .flight = request.flight};
 }
 

@@ -17,7 +17,9 @@
 #ifndef TANDEM_COMM_ALGORITHMS_BUILD_H
 #define TANDEM_COMM_ALGORITHMS_BUILD_H
 
-#include "comm/engine.h"
+#include "comm/algorithm.h"
+#include "comm/group.h"
+#include "comm/request.h"
 
 /* The segment that a builder writes a program for. */
 typedef struct tdm__segment {
@@ -83,14 +85,5 @@ size_t tdm__share_segment(const tdm_group *group, const tdm_call *call);
  * to one receiver overflow the queue of its switch port, and TCP must retransmit. Ranks may compute
  * different numbers. */
 int tdm__share_flight(const tdm_group *group);
-
-/* The segment size in the table of choices for this call and algorithm; 0: none (choose.c). */
-size_t tdm__choices_segment(const tdm_group *group, const tdm_call *call, tdm_algorithm algorithm);
-
-/* The algorithms that use messages. */
-extern const tdm__algorithm_ops tdm__algorithm_direct;
-extern const tdm__algorithm_ops tdm__algorithm_ring;
-extern const tdm__algorithm_ops tdm__algorithm_doubling;
-extern const tdm__algorithm_ops tdm__algorithm_tree;
 
 #endif

@@ -46,7 +46,7 @@ static bool direct_fits(const tdm_group *group, const tdm_call *call)
 }
 
 /* In one step: each rank that needs the whole receives the whole. */
-static bool in_one_step(const tdm_group *group, const tdm_call *call)
+static bool direct_in_one_step(const tdm_group *group, const tdm_call *call)
 {
     size_t others = (size_t)group->size - 1;
     if (others == 0) return true;
@@ -57,7 +57,7 @@ static bool in_one_step(const tdm_group *group, const tdm_call *call)
 static tdm__cut direct_cut(const tdm_group *group, const tdm_call *call)
 {
     bool is_cut = tdm__kind_reduces(call->kind) ||
-                  (call->kind == TDM_CALL_BROADCAST && !in_one_step(group, call));
+                  (call->kind == TDM_CALL_BROADCAST && !direct_in_one_step(group, call));
     return tdm__cut_make(
         group, call,
         (tdm__cut_options){.segment_bytes = is_cut ? tdm__share_segment(group, call) : 0,
@@ -69,7 +69,7 @@ static tdm__cut direct_cut(const tdm_group *group, const tdm_call *call)
 /* ---- sums ------------------------------------------------------------------------------------- */
 
 /* Sends this rank's leaves, elements `range` of the call, to a peer. */
-static void send_leaves(const tdm__segment *s, int peer, tdm_extent range)
+static void direct_send_leaves(const tdm__segment *s, int peer, tdm_extent range)
 {
     const int *first = s->request->leaves.first;
     for (int leaf = first[s->rank]; leaf < first[s->rank + 1]; leaf++)
@@ -79,7 +79,7 @@ static void send_leaves(const tdm__segment *s, int peer, tdm_extent range)
 
 /* Starts to receive the other ranks' leaves; returns the addresses of all leaves, or NULL: out of
  * memory. */
-static const void **recv_leaves(const tdm__segment *s, tdm_extent range)
+static const void **direct_recv_leaves(const tdm__segment *s, tdm_extent range)
 {
     const tdm__leaves *leaves = &s->request->leaves;
     const int *first = leaves->first;
@@ -103,7 +103,7 @@ static const void **recv_leaves(const tdm__segment *s, tdm_extent range)
     return sources;
 }
 
-static void add_leaves(const tdm__segment *s, const void **sources, void *to, size_t count)
+static void direct_add_leaves(const tdm__segment *s, const void **sources, void *to, size_t count)
 {
     const tdm__tree_plan *plan = &s->request->plan;
     if (plan->leaf_count == 1)
@@ -113,45 +113,45 @@ static void add_leaves(const tdm__segment *s, const void **sources, void *to, si
 }
 
 /* Every rank sends its leaves of each owner's range; the owner adds them into `to`. */
-static void reduce_ranges(const tdm__segment *s, tdm_extent (*range_of)(const tdm__segment *, int),
-                          void *to)
+static void direct_reduce_ranges(const tdm__segment *s,
+                                 tdm_extent (*range_of)(const tdm__segment *, int), void *to)
 {
     tdm_extent own = range_of(s, s->rank);
-    const void **sources = recv_leaves(s, own);
+    const void **sources = direct_recv_leaves(s, own);
     if (!sources) return;
     for (int i = 1; i < s->size; i++) { /* each starts with a different peer, so that none is
                                          * flooded */
         int peer = (s->rank + i) % s->size;
-        send_leaves(s, peer, range_of(s, peer));
+        direct_send_leaves(s, peer, range_of(s, peer));
     }
     tdm__program_join(s->program);
-    add_leaves(s, sources, to, own.count);
+    direct_add_leaves(s, sources, to, own.count);
 }
 
 /* All elements of this segment. */
-static tdm_extent all_of(const tdm__segment *s, int rank)
+static tdm_extent direct_all_of(const tdm__segment *s, int rank)
 {
     (void)rank;
     return (tdm_extent){.first = s->first, .count = s->count};
 }
 
-static void build_reduce(const tdm__segment *s)
+static void direct_build_reduce(const tdm__segment *s)
 {
     bool is_root = s->rank == s->root;
-    if (in_one_step(s->request->group, s->call)) {
-        tdm_extent range = all_of(s, s->rank);
-        const void **sources = is_root ? recv_leaves(s, range) : NULL;
+    if (direct_in_one_step(s->request->group, s->call)) {
+        tdm_extent range = direct_all_of(s, s->rank);
+        const void **sources = is_root ? direct_recv_leaves(s, range) : NULL;
         if (is_root && !sources) return;
-        if (!is_root) send_leaves(s, s->root, range);
+        if (!is_root) direct_send_leaves(s, s->root, range);
         tdm__program_join(s->program);
-        if (is_root) add_leaves(s, sources, tdm__out_at(s, range.first), range.count);
+        if (is_root) direct_add_leaves(s, sources, tdm__out_at(s, range.first), range.count);
         return;
     }
     tdm_extent own = tdm__segment_share(s, s->rank);
     void *sum = is_root ? tdm__out_at(s, own.first)
                         : tdm__program_scratch(s->program, own.count * s->unit);
     if (!sum) return;
-    reduce_ranges(s, tdm__segment_share, sum);
+    direct_reduce_ranges(s, tdm__segment_share, sum);
     for (int i = 0; is_root && i < s->size; i++) {
         tdm_extent share = tdm__segment_share(s, i);
         if (i != s->rank)
@@ -162,7 +162,7 @@ static void build_reduce(const tdm__segment *s)
 }
 
 /* Sends a finished share to all others except `except`, and receives theirs. */
-static void exchange_shares(const tdm__segment *s, int except)
+static void direct_exchange_shares(const tdm__segment *s, int except)
 {
     tdm_extent own = tdm__segment_share(s, s->rank);
     for (int i = 1; i < s->size; i++) {
@@ -180,24 +180,25 @@ static void exchange_shares(const tdm__segment *s, int except)
     tdm__program_join(s->program);
 }
 
-static void build_all_reduce(const tdm__segment *s)
+static void direct_build_all_reduce(const tdm__segment *s)
 {
-    if (!in_one_step(s->request->group, s->call)) {
-        reduce_ranges(s, tdm__segment_share, tdm__out_at(s, tdm__segment_share(s, s->rank).first));
-        exchange_shares(s, s->rank);
+    if (!direct_in_one_step(s->request->group, s->call)) {
+        direct_reduce_ranges(s, tdm__segment_share,
+                             tdm__out_at(s, tdm__segment_share(s, s->rank).first));
+        direct_exchange_shares(s, s->rank);
         return;
     }
-    reduce_ranges(s, all_of, tdm__out_at(s, s->first));
+    direct_reduce_ranges(s, direct_all_of, tdm__out_at(s, s->first));
 }
 
-static void build_reduce_scatter(const tdm__segment *s)
+static void direct_build_reduce_scatter(const tdm__segment *s)
 {
-    reduce_ranges(s, tdm__segment_run, tdm__out_at(s, tdm__segment_offset(s)));
+    direct_reduce_ranges(s, tdm__segment_run, tdm__out_at(s, tdm__segment_offset(s)));
 }
 
 /* ---- data movement ---------------------------------------------------------------------------- */
 
-static void build_barrier(const tdm__segment *s)
+static void direct_build_barrier(const tdm__segment *s)
 {
     for (int i = 1; i < s->size; i++) {
         tdm__program_send(s->program, (s->rank + i) % s->size, s->step, NULL, 0);
@@ -206,13 +207,13 @@ static void build_barrier(const tdm__segment *s)
     tdm__program_join(s->program);
 }
 
-static void build_broadcast(const tdm__segment *s)
+static void direct_build_broadcast(const tdm__segment *s)
 {
     bool is_root = s->rank == s->root;
     if (is_root)
         tdm__program_copy(s->program, tdm__out_at(s, s->first), tdm__in_at(s, s->first),
                           s->count * s->unit, false);
-    if (in_one_step(s->request->group, s->call)) {
+    if (direct_in_one_step(s->request->group, s->call)) {
         for (int i = 1; is_root && i < s->size; i++)
             tdm__send_some(s, (s->rank + i) % s->size, s->step, tdm__in_at(s, s->first), s->count);
         if (!is_root) tdm__recv_some(s, s->root, s->step, tdm__out_at(s, s->first), s->count);
@@ -226,7 +227,7 @@ static void build_broadcast(const tdm__segment *s)
         tdm__recv_some(s, s->root, s->step, tdm__out_at(s, own.first), own.count);
         tdm__recv_some(s, s->root, s->step + STEP_RESULT, tdm__out_at(s, roots.first), roots.count);
         tdm__program_join(s->program);
-        exchange_shares(s, s->root);
+        direct_exchange_shares(s, s->root);
         return;
     }
 
@@ -241,12 +242,12 @@ static void build_broadcast(const tdm__segment *s)
     tdm__program_join(s->program);
 }
 
-static void copy_own(const tdm__segment *s, size_t to, const void *from, size_t elements)
+static void direct_copy_own(const tdm__segment *s, size_t to, const void *from, size_t elements)
 {
     tdm__program_copy(s->program, tdm__out_at(s, to), from, elements * s->unit, false);
 }
 
-static void build_all_gather(const tdm__segment *s)
+static void direct_build_all_gather(const tdm__segment *s)
 {
     tdm_extent own = tdm__segment_run(s, s->rank);
     const uint8_t *from = tdm__in_at(s, tdm__segment_offset(s));
@@ -257,11 +258,11 @@ static void build_all_gather(const tdm__segment *s)
     }
     for (int i = 1; i < s->size; i++)
         tdm__send_some(s, (s->rank + i) % s->size, s->step, from, own.count);
-    copy_own(s, own.first, from, own.count);
+    direct_copy_own(s, own.first, from, own.count);
     tdm__program_join(s->program);
 }
 
-static void build_gather(const tdm__segment *s)
+static void direct_build_gather(const tdm__segment *s)
 {
     tdm_extent own = tdm__segment_run(s, s->rank);
     const uint8_t *from = tdm__in_at(s, tdm__segment_offset(s));
@@ -270,13 +271,13 @@ static void build_gather(const tdm__segment *s)
         if (i != s->rank) tdm__recv_some(s, i, s->step, tdm__out_at(s, run.first), run.count);
     }
     if (s->rank == s->root)
-        copy_own(s, own.first, from, own.count);
+        direct_copy_own(s, own.first, from, own.count);
     else
         tdm__send_some(s, s->root, s->step, from, own.count);
     tdm__program_join(s->program);
 }
 
-static void build_scatter(const tdm__segment *s)
+static void direct_build_scatter(const tdm__segment *s)
 {
     tdm_extent own = tdm__segment_run(s, s->rank);
     size_t to = tdm__segment_offset(s);
@@ -291,10 +292,10 @@ static void build_scatter(const tdm__segment *s)
         tdm__send_some(s, peer, s->step, tdm__in_at(s, run.first), run.count);
     }
     tdm__program_join(s->program); /* in place, this overwrites slice 0 */
-    copy_own(s, to, tdm__in_at(s, own.first), own.count);
+    direct_copy_own(s, to, tdm__in_at(s, own.first), own.count);
 }
 
-static void build_all_to_all(const tdm__segment *s)
+static void direct_build_all_to_all(const tdm__segment *s)
 {
     const uint8_t *in = tdm__all_to_all_input(s);
     if (s->program->no_memory) return;
@@ -310,7 +311,7 @@ static void build_all_to_all(const tdm__segment *s)
         tdm_extent run = tdm__segment_run(s, peer);
         tdm__send_some(s, peer, s->step, in + run.first * s->unit, run.count);
     }
-    copy_own(s, (size_t)s->rank * block + offset, in + own.first * s->unit, own.count);
+    direct_copy_own(s, (size_t)s->rank * block + offset, in + own.first * s->unit, own.count);
     tdm__program_join(s->program);
 }
 
@@ -318,15 +319,15 @@ static void direct_build(tdm__program *program, size_t first, size_t count)
 {
     tdm__segment s = tdm__segment_of(program, first, count, STRIDE);
     switch (s.call->kind) {
-    case TDM_CALL_BARRIER: build_barrier(&s); break;
-    case TDM_CALL_BROADCAST: build_broadcast(&s); break;
-    case TDM_CALL_REDUCE: build_reduce(&s); break;
-    case TDM_CALL_ALL_REDUCE: build_all_reduce(&s); break;
-    case TDM_CALL_REDUCE_SCATTER: build_reduce_scatter(&s); break;
-    case TDM_CALL_ALL_GATHER: build_all_gather(&s); break;
-    case TDM_CALL_GATHER: build_gather(&s); break;
-    case TDM_CALL_SCATTER: build_scatter(&s); break;
-    case TDM_CALL_ALL_TO_ALL: build_all_to_all(&s); break;
+    case TDM_CALL_BARRIER: direct_build_barrier(&s); break;
+    case TDM_CALL_BROADCAST: direct_build_broadcast(&s); break;
+    case TDM_CALL_REDUCE: direct_build_reduce(&s); break;
+    case TDM_CALL_ALL_REDUCE: direct_build_all_reduce(&s); break;
+    case TDM_CALL_REDUCE_SCATTER: direct_build_reduce_scatter(&s); break;
+    case TDM_CALL_ALL_GATHER: direct_build_all_gather(&s); break;
+    case TDM_CALL_GATHER: direct_build_gather(&s); break;
+    case TDM_CALL_SCATTER: direct_build_scatter(&s); break;
+    case TDM_CALL_ALL_TO_ALL: direct_build_all_to_all(&s); break;
     case TDM_CALL_SEND:
         tdm__program_send(program, s.root, s.call->tag, s.call->in, s.count * s.unit);
         tdm__program_join(program);

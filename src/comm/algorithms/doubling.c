@@ -43,7 +43,7 @@ static bool is_power_of_two(int size)
 }
 
 /* Whether rank i has block i of the lanes, as one part. */
-static bool brings_blocks(const tdm_group *group, const tdm_lanes *lanes)
+static bool doubling_brings_blocks(const tdm_group *group, const tdm_lanes *lanes)
 {
     if (!lanes) return true;
     if (lanes->lane_count % group->size != 0) return false;
@@ -64,9 +64,9 @@ static bool doubling_fits(const tdm_group *group, const tdm_call *call)
     case TDM_CALL_ALL_REDUCE:
         return (is_power_of_two(group->size) || tdm__call_bytes(call) < LARGE_BYTES ||
                 call->algorithm == TDM_ALGORITHM_DOUBLING) &&
-               brings_blocks(group, call->lanes);
+               doubling_brings_blocks(group, call->lanes);
     case TDM_CALL_REDUCE_SCATTER:
-        return is_power_of_two(group->size) && brings_blocks(group, call->lanes);
+        return is_power_of_two(group->size) && doubling_brings_blocks(group, call->lanes);
     default: return false;
     }
 }
@@ -81,7 +81,7 @@ static tdm__cut doubling_cut(const tdm_group *group, const tdm_call *call)
                            .algorithm = TDM_ALGORITHM_DOUBLING});
 }
 
-static void build_barrier(const tdm__segment *s)
+static void doubling_build_barrier(const tdm__segment *s)
 {
     uint32_t step = s->step;
     for (int distance = 1; distance < s->size; distance *= 2) {
@@ -95,8 +95,8 @@ static void build_barrier(const tdm__segment *s)
 /* ---- exchange of whole buffers ---------------------------------------------------------------- */
 
 /* One level: exchanges sums with the neighbouring block. Returns whether there is one. */
-static bool exchange_whole(const tdm__segment *s, int width, uint32_t step, const void *from,
-                           void *into)
+static bool doubling_exchange_whole(const tdm__segment *s, int width, uint32_t step,
+                                    const void *from, void *into)
 {
     int first = s->rank / (2 * width) * (2 * width), middle = first + width;
     if (middle >= s->size) return false;
@@ -115,7 +115,7 @@ static bool exchange_whole(const tdm__segment *s, int width, uint32_t step, cons
     return true;
 }
 
-static void add_whole(const tdm__segment *s)
+static void doubling_add_whole(const tdm__segment *s)
 {
     size_t bytes = s->count * s->unit;
     const uint8_t *sum = tdm__leaf_at(s, s->request->leaves.first[s->rank], s->first);
@@ -124,7 +124,7 @@ static void add_whole(const tdm__segment *s)
     if (!theirs) return;
     uint32_t step = s->step;
     for (int width = 1; width < s->size; width *= 2, step++) {
-        if (!exchange_whole(s, width, step, sum, theirs)) continue;
+        if (!doubling_exchange_whole(s, width, step, sum, theirs)) continue;
         bool is_left = s->rank / width % 2 == 0;
         tdm__program_pair(s->program, out, is_left ? sum : theirs, is_left ? theirs : sum, bytes);
         sum = out;
@@ -184,7 +184,7 @@ static void doubling_return(const tdm__segment *s, halves *h, int width, uint32_
         h->last = first + count;
 }
 
-static void add_halves(const tdm__segment *s)
+static void doubling_add_halves(const tdm__segment *s)
 {
     size_t *starts = tdm__program_scratch(s->program, ((size_t)s->size + 1) * sizeof(*starts));
     uint8_t *theirs = tdm__program_scratch(s->program, (s->count / 2 + (size_t)s->size) * s->unit);
@@ -203,24 +203,24 @@ static void add_halves(const tdm__segment *s)
         doubling_return(s, &h, width, s->step + STEP_BACK + --level, out);
 }
 
-static void build_all_reduce(const tdm__segment *s)
+static void doubling_build_all_reduce(const tdm__segment *s)
 {
     if (is_power_of_two(s->size) && s->size >= 4 && tdm__call_bytes(s->call) >= LARGE_BYTES)
-        add_halves(s);
+        doubling_add_halves(s);
     else
-        add_whole(s);
+        doubling_add_whole(s);
 }
 
 /* The maximum number of elements that this rank keeps at one of the levels: at the first it keeps
  * half the slices. */
-static size_t max_kept(const tdm__segment *s, const size_t *starts)
+static size_t doubling_max_kept(const tdm__segment *s, const size_t *starts)
 {
     if (s->size == 1) return 0;
     bool is_left = (s->rank & 1) == 0;
     return is_left ? starts[s->size / 2] : starts[s->size] - starts[s->size / 2];
 }
 
-static void build_reduce_scatter(const tdm__segment *s)
+static void doubling_build_reduce_scatter(const tdm__segment *s)
 {
     size_t *starts = tdm__program_scratch(s->program, ((size_t)s->size + 1) * sizeof(*starts));
     if (!starts) return;
@@ -231,7 +231,7 @@ static void build_reduce_scatter(const tdm__segment *s)
     }
     starts[s->size] = total;
     uint8_t *all = tdm__program_scratch(s->program, total * s->unit);
-    uint8_t *theirs = tdm__program_scratch(s->program, max_kept(s, starts) * s->unit);
+    uint8_t *theirs = tdm__program_scratch(s->program, doubling_max_kept(s, starts) * s->unit);
     if (!all || !theirs) return;
     int leaf = s->request->leaves.first[s->rank];
     for (int place = 0; place < s->size; place++) {
@@ -252,7 +252,8 @@ static void build_reduce_scatter(const tdm__segment *s)
 
 /* The elements of slices [first, first + count) modulo the group's size: before the wrap-around,
  * and after. */
-static void slices_in_circle(const tdm__segment *s, int first, int count, tdm_extent out[2])
+static void doubling_slices_in_circle(const tdm__segment *s, int first, int count,
+                                      tdm_extent out[2])
 {
     int last = first + count < s->size ? first + count : s->size;
     size_t begin = tdm__call_slice(s->call, s->size, first).first;
@@ -265,7 +266,7 @@ static void slices_in_circle(const tdm__segment *s, int first, int count, tdm_ex
     }
 }
 
-static void build_all_gather(const tdm__segment *s)
+static void doubling_build_all_gather(const tdm__segment *s)
 {
     tdm_extent own = tdm__call_slice(s->call, s->size, s->rank);
     tdm__program_copy(s->program, tdm__out_at(s, own.first), s->call->in, own.count * s->unit,
@@ -275,8 +276,8 @@ static void build_all_gather(const tdm__segment *s)
         int from = (s->rank + have) % s->size, to = (s->rank + s->size - have) % s->size;
         int count = s->size - have < have ? s->size - have : have;
         tdm_extent sent[2], got[2];
-        slices_in_circle(s, s->rank, count, sent);
-        slices_in_circle(s, from, count, got);
+        doubling_slices_in_circle(s, s->rank, count, sent);
+        doubling_slices_in_circle(s, from, count, got);
         for (uint32_t i = 0; i < 2; i++) {
             tdm__recv_some(s, from, step + i, tdm__out_at(s, got[i].first), got[i].count);
             tdm__send_some(s, to, step + i, tdm__out_at(s, sent[i].first), sent[i].count);
@@ -289,10 +290,10 @@ static void doubling_build(tdm__program *program, size_t first, size_t count)
 {
     tdm__segment s = tdm__segment_of(program, first, count, STRIDE);
     switch (s.call->kind) {
-    case TDM_CALL_BARRIER: build_barrier(&s); break;
-    case TDM_CALL_ALL_REDUCE: build_all_reduce(&s); break;
-    case TDM_CALL_REDUCE_SCATTER: build_reduce_scatter(&s); break;
-    case TDM_CALL_ALL_GATHER: build_all_gather(&s); break;
+    case TDM_CALL_BARRIER: doubling_build_barrier(&s); break;
+    case TDM_CALL_ALL_REDUCE: doubling_build_all_reduce(&s); break;
+    case TDM_CALL_REDUCE_SCATTER: doubling_build_reduce_scatter(&s); break;
+    case TDM_CALL_ALL_GATHER: doubling_build_all_gather(&s); break;
     default: break; /* not supported */
     }
 }

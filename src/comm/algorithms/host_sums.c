@@ -8,6 +8,7 @@
  */
 #include "comm/algorithms/host_sums.h"
 #include "base/base.h"
+#include "comm/group.h"
 
 #include <stdlib.h>
 #include <string.h>

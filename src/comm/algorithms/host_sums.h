@@ -9,7 +9,8 @@
 #ifndef TANDEM_COMM_ALGORITHMS_HOST_SUMS_H
 #define TANDEM_COMM_ALGORITHMS_HOST_SUMS_H
 
-#include "comm/engine.h"
+#include "comm/lanes.h"
+#include "comm/reduce.h"
 
 typedef struct tdm__host_sum {
     int host;            /* within the group */

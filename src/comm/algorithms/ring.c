@@ -35,7 +35,7 @@ static bool is_exact(const tdm_call *call)
            (call->dtype == TDM_DTYPE_I32 || call->dtype == TDM_DTYPE_I64);
 }
 
-static bool brings_one_part(const tdm_group *group, const tdm_lanes *lanes)
+static bool ring_brings_one_part(const tdm_group *group, const tdm_lanes *lanes)
 {
     for (int i = 0; lanes && i < group->size; i++) {
         int64_t nodes[TDM_MAX_LANE_PARTS];
@@ -54,12 +54,12 @@ static bool ring_fits(const tdm_group *group, const tdm_call *call)
     case TDM_CALL_ALL_REDUCE:
     case TDM_CALL_REDUCE_SCATTER:
         return call->reduce != TDM_REDUCE_USER && (is_exact(call) || by_name) &&
-               brings_one_part(group, call->lanes);
+               ring_brings_one_part(group, call->lanes);
     default: return false;
     }
 }
 
-static uint32_t stride_of(const tdm_group *group)
+static uint32_t ring_stride_of(const tdm_group *group)
 {
     return 2 * (uint32_t)group->size;
 }
@@ -67,7 +67,7 @@ static uint32_t stride_of(const tdm_group *group)
 static tdm__cut ring_cut(const tdm_group *group, const tdm_call *call)
 {
     tdm__cut_options request = {.segment_bytes = tdm__share_segment(group, call),
-                                .stride = stride_of(group),
+                                .stride = ring_stride_of(group),
                                 .flight = FLIGHT,
                                 .algorithm = TDM_ALGORITHM_RING};
     if (call->kind == TDM_CALL_ALL_TO_ALL) request.segment_bytes = 0;
@@ -84,7 +84,7 @@ static int ring_rank_at(const tdm__segment *s, int places)
     return ((s->rank + places) % s->size + s->size) % s->size;
 }
 
-static void build_broadcast(const tdm__segment *s)
+static void ring_build_broadcast(const tdm__segment *s)
 {
     int place = ring_rank_at(s, -s->root);
     uint8_t *out = tdm__out_at(s, s->first);
@@ -144,13 +144,13 @@ static void ring_pass(const tdm__segment *s, range_fn range_of, uint32_t step)
     }
 }
 
-static void build_all_reduce(const tdm__segment *s)
+static void ring_build_all_reduce(const tdm__segment *s)
 {
     ring_add(s, tdm__segment_share, tdm__out_at(s, tdm__segment_share(s, s->rank).first));
     ring_pass(s, tdm__segment_share, s->step + (uint32_t)s->size);
 }
 
-static void build_all_gather(const tdm__segment *s)
+static void ring_build_all_gather(const tdm__segment *s)
 {
     tdm_extent own = tdm__segment_run(s, s->rank);
     tdm__program_copy(s->program, tdm__out_at(s, own.first), tdm__in_at(s, tdm__segment_offset(s)),
@@ -158,7 +158,7 @@ static void build_all_gather(const tdm__segment *s)
     ring_pass(s, tdm__segment_run, s->step);
 }
 
-static void build_all_to_all(const tdm__segment *s)
+static void ring_build_all_to_all(const tdm__segment *s)
 {
     const uint8_t *in = tdm__all_to_all_input(s);
     if (s->program->no_memory) return;
@@ -177,15 +177,16 @@ static void build_all_to_all(const tdm__segment *s)
 
 static void ring_build(tdm__program *program, size_t first, size_t count)
 {
-    tdm__segment s = tdm__segment_of(program, first, count, stride_of(program->request->group));
+    tdm__segment s = tdm__segment_of(program, first, count,
+                                     ring_stride_of(program->request->group));
     switch (s.call->kind) {
-    case TDM_CALL_BROADCAST: build_broadcast(&s); break;
-    case TDM_CALL_ALL_REDUCE: build_all_reduce(&s); break;
+    case TDM_CALL_BROADCAST: ring_build_broadcast(&s); break;
+    case TDM_CALL_ALL_REDUCE: ring_build_all_reduce(&s); break;
     case TDM_CALL_REDUCE_SCATTER:
         ring_add(&s, tdm__segment_run, tdm__out_at(&s, tdm__segment_offset(&s)));
         break;
-    case TDM_CALL_ALL_GATHER: build_all_gather(&s); break;
-    case TDM_CALL_ALL_TO_ALL: build_all_to_all(&s); break;
+    case TDM_CALL_ALL_GATHER: ring_build_all_gather(&s); break;
+    case TDM_CALL_ALL_TO_ALL: ring_build_all_to_all(&s); break;
     default: break; /* not supported */
     }
 }

@@ -3,7 +3,7 @@
  *
  * Ranks form blocks of 1, 2, 4, ... neighbours, like the tree of lanes. Each block has a holder:
  * the root if it is in the block, else the lowest rank. When two blocks are merged, one holder
- * sends its data to the other. So there is no detour for any root, and the data of a holder always
+ * sends its data to the other. So no root causes a detour, and the data of a holder always
  * belong to neighbours: a contiguous range of the leaves of a reduction. All sums of the canonical
  * tree within that range are computed; the remaining ones (one sum if ranks have one part each) are
  * sent up as a list. Thus the order is canonical for any lanes and any function.
@@ -66,42 +66,42 @@ typedef struct joint {
     int holder;                    /* of the merged block: one of these */
 } joint;
 
-static int holder_of(int first, int last, int root)
+static int tree_holder_of(int first, int last, int root)
 {
     return root >= first && root < last ? root : first;
 }
 
 /* The joint of two blocks of `width` ranks in which this rank's block takes part. */
-static joint joint_at(const tdm__segment *s, int root, int width)
+static joint tree_joint_at(const tdm__segment *s, int root, int width)
 {
     int first = s->rank / (2 * width) * (2 * width);
     joint j = {.first = first, .middle = first + width};
     j.last = s->size - first < 2 * width ? s->size : first + 2 * width;
-    j.left_holder = holder_of(j.first, j.middle, root);
-    j.right_holder = holder_of(j.middle, j.last, root);
-    j.holder = holder_of(j.first, j.last, root);
+    j.left_holder = tree_holder_of(j.first, j.middle, root);
+    j.right_holder = tree_holder_of(j.middle, j.last, root);
+    j.holder = tree_holder_of(j.first, j.last, root);
     return j;
 }
 
-static bool is_empty(const joint *j)
+static bool tree_is_empty(const joint *j)
 {
     return j->last <= j->middle;
 }
 
 /* The holder that sends its block's data to the other, going up. */
-static int giver_of(const joint *j)
+static int tree_giver_of(const joint *j)
 {
     return j->holder == j->left_holder ? j->right_holder : j->left_holder;
 }
 
 /* The width of the blocks at whose joint this rank sends; if it never does, the first width that is
  * not a block's. */
-static int giving_width(const tdm__segment *s, int root)
+static int tree_giving_width(const tdm__segment *s, int root)
 {
     int width = 1;
     for (; width < s->size; width *= 2) {
-        joint j = joint_at(s, root, width);
-        if (!is_empty(&j) && giver_of(&j) == s->rank) break;
+        joint j = tree_joint_at(s, root, width);
+        if (!tree_is_empty(&j) && tree_giver_of(&j) == s->rank) break;
     }
     return width;
 }
@@ -118,7 +118,7 @@ typedef struct partial_sums {
     uint8_t *to;        /* the destination of the final sum; NULL: any */
 } partial_sums;
 
-static bool sums_init(const tdm__segment *s, partial_sums *out, uint8_t *to)
+static bool tree_sums_init(const tdm__segment *s, partial_sums *out, uint8_t *to)
 {
     const tdm__tree_plan *plan = &s->request->plan;
     size_t count = (size_t)plan->leaf_count;
@@ -142,7 +142,7 @@ static bool sums_init(const tdm__segment *s, partial_sums *out, uint8_t *to)
 }
 
 /* Computes all missing sums whose leaves are in [first, last). */
-static void make_sums(const tdm__segment *s, partial_sums *sums, int first, int last)
+static void tree_make_sums(const tdm__segment *s, partial_sums *sums, int first, int last)
 {
     const tdm__tree_plan *plan = sums->plan;
     size_t bytes = s->count * s->unit;
@@ -160,8 +160,8 @@ static void make_sums(const tdm__segment *s, partial_sums *sums, int first, int 
 }
 
 /* Sends the sums of the leaves [first, last). */
-static void send_sums(const tdm__segment *s, const partial_sums *sums, int peer, int first,
-                      int last)
+static void tree_send_sums(const tdm__segment *s, const partial_sums *sums, int peer, int first,
+                           int last)
 {
     uint32_t step = s->step;
     for (int leaf = first; leaf < last; leaf++)
@@ -171,7 +171,7 @@ static void send_sums(const tdm__segment *s, const partial_sums *sums, int peer,
 
 /* Receives the sums of the leaves [first, last) that a holder sends: those that remain after all
  * additions. */
-static void recv_sums(const tdm__segment *s, partial_sums *sums, int peer, int first, int last)
+static void tree_recv_sums(const tdm__segment *s, partial_sums *sums, int peer, int first, int last)
 {
     const tdm__tree_plan *plan = sums->plan;
     bool *inner = tdm__program_scratch(s->program, (size_t)(last - first) + 1);
@@ -197,20 +197,20 @@ static void tree_add_up(const tdm__segment *s, int root)
     const int *first = s->request->leaves.first;
     partial_sums sums;
     if (s->count == 0) return;
-    if (!sums_init(s, &sums, s->rank == root ? tdm__out_at(s, s->first) : NULL)) return;
-    make_sums(s, &sums, first[s->rank], first[s->rank + 1]);
+    if (!tree_sums_init(s, &sums, s->rank == root ? tdm__out_at(s, s->first) : NULL)) return;
+    tree_make_sums(s, &sums, first[s->rank], first[s->rank + 1]);
     for (int width = 1; width < s->size && !s->program->no_memory; width *= 2) {
-        joint j = joint_at(s, root, width);
-        if (is_empty(&j)) continue;
+        joint j = tree_joint_at(s, root, width);
+        if (tree_is_empty(&j)) continue;
         bool is_left = s->rank < j.middle;
-        if (giver_of(&j) == s->rank) {
+        if (tree_giver_of(&j) == s->rank) {
             int from = is_left ? j.first : j.middle, to = is_left ? j.middle : j.last;
-            send_sums(s, &sums, j.holder, first[from], first[to]);
+            tree_send_sums(s, &sums, j.holder, first[from], first[to]);
             return;
         }
         int from = is_left ? j.middle : j.first, to = is_left ? j.last : j.middle;
-        recv_sums(s, &sums, giver_of(&j), first[from], first[to]);
-        make_sums(s, &sums, first[j.first], first[j.last]);
+        tree_recv_sums(s, &sums, tree_giver_of(&j), first[from], first[to]);
+        tree_make_sums(s, &sums, first[j.first], first[j.last]);
     }
     if (!s->program->no_memory) /* at most one leaf here: it has not been written to `out` yet */
         tdm__program_copy(s->program, tdm__out_at(s, s->first), sums.at[0], s->count * s->unit,
@@ -224,35 +224,35 @@ static void tree_add_up(const tdm__segment *s, int root)
 static void tree_send_down(const tdm__segment *s, int root, const void *from, void *to,
                            size_t bytes)
 {
-    int width = giving_width(s, root);
+    int width = tree_giving_width(s, root);
     if (s->rank != root) {
-        joint j = joint_at(s, root, width);
+        joint j = tree_joint_at(s, root, width);
         tdm__program_recv(s->program, j.holder, s->step + STEP_DOWN, to, bytes);
         tdm__program_join(s->program);
         from = to;
     }
     for (width /= 2; width >= 1; width /= 2) {
-        joint j = joint_at(s, root, width);
-        if (!is_empty(&j))
-            tdm__program_send(s->program, giver_of(&j), s->step + STEP_DOWN, from, bytes);
+        joint j = tree_joint_at(s, root, width);
+        if (!tree_is_empty(&j))
+            tdm__program_send(s->program, tree_giver_of(&j), s->step + STEP_DOWN, from, bytes);
     }
     tdm__program_join(s->program);
 }
 
-static void build_barrier(const tdm__segment *s)
+static void tree_build_barrier(const tdm__segment *s)
 {
-    int giving = giving_width(s, 0);
+    int giving = tree_giving_width(s, 0);
     for (int width = 1; width < giving && width < s->size; width *= 2) {
-        joint j = joint_at(s, 0, width);
-        if (!is_empty(&j)) tdm__program_recv(s->program, giver_of(&j), s->step, NULL, 0);
+        joint j = tree_joint_at(s, 0, width);
+        if (!tree_is_empty(&j)) tdm__program_recv(s->program, tree_giver_of(&j), s->step, NULL, 0);
     }
     tdm__program_join(s->program);
     if (s->rank != 0)
-        tdm__program_send(s->program, joint_at(s, 0, giving).holder, s->step, NULL, 0);
+        tdm__program_send(s->program, tree_joint_at(s, 0, giving).holder, s->step, NULL, 0);
     tree_send_down(s, 0, NULL, NULL, 0);
 }
 
-static void build_broadcast(const tdm__segment *s)
+static void tree_build_broadcast(const tdm__segment *s)
 {
     bool is_root = s->rank == s->root;
     const uint8_t *from = is_root ? tdm__in_at(s, s->first) : NULL;
@@ -261,7 +261,7 @@ static void build_broadcast(const tdm__segment *s)
     if (is_root) tdm__program_copy(s->program, to, from, s->count * s->unit, false);
 }
 
-static void build_all_reduce(const tdm__segment *s)
+static void tree_build_all_reduce(const tdm__segment *s)
 {
     uint8_t *out = tdm__out_at(s, s->first);
     tree_add_up(s, 0);
@@ -271,7 +271,7 @@ static void build_all_reduce(const tdm__segment *s)
 /* ---- slices of blocks ------------------------------------------------------------------------- */
 
 /* The elements of all slices of ranks [first, last): slices of neighbours are adjacent. */
-static tdm_extent slices_of(const tdm__segment *s, int first, int last)
+static tdm_extent tree_slices_of(const tdm__segment *s, int first, int last)
 {
     size_t from = tdm__call_slice(s->call, s->size, first).first;
     tdm_extent end = tdm__call_slice(s->call, s->size, last - 1);
@@ -279,27 +279,28 @@ static tdm_extent slices_of(const tdm__segment *s, int first, int last)
 }
 
 /* The block that a rank holds before it sends it, and the receiver; for root everything, and -1. */
-static tdm_extent held_by(const tdm__segment *s, int width, int *out_holder)
+static tdm_extent tree_held_by(const tdm__segment *s, int width, int *out_holder)
 {
     *out_holder = -1;
-    if (s->rank == s->root) return slices_of(s, 0, s->size);
-    joint j = joint_at(s, s->root, width);
+    if (s->rank == s->root) return tree_slices_of(s, 0, s->size);
+    joint j = tree_joint_at(s, s->root, width);
     *out_holder = j.holder;
-    return s->rank < j.middle ? slices_of(s, j.first, j.middle) : slices_of(s, j.middle, j.last);
+    return s->rank < j.middle ? tree_slices_of(s, j.first, j.middle)
+                              : tree_slices_of(s, j.middle, j.last);
 }
 
 /* The slices that this rank's block receives at a joint of which it is the holder. */
-static tdm_extent given_at(const tdm__segment *s, const joint *j)
+static tdm_extent tree_given_at(const tdm__segment *s, const joint *j)
 {
-    return s->rank < j->middle ? slices_of(s, j->middle, j->last)
-                               : slices_of(s, j->first, j->middle);
+    return s->rank < j->middle ? tree_slices_of(s, j->middle, j->last)
+                               : tree_slices_of(s, j->first, j->middle);
 }
 
-static void build_gather(const tdm__segment *s)
+static void tree_build_gather(const tdm__segment *s)
 {
     int holder;
-    int giving = giving_width(s, s->root);
-    tdm_extent held = held_by(s, giving, &holder);
+    int giving = tree_giving_width(s, s->root);
+    tdm_extent held = tree_held_by(s, giving, &holder);
     tdm_extent own = tdm__call_slice(s->call, s->size, s->rank);
     if (held.count == own.count && holder >= 0) { /* no rank sends to this one */
         tdm__send_some(s, holder, s->step, s->call->in, own.count);
@@ -310,10 +311,10 @@ static void build_gather(const tdm__segment *s)
                               : tdm__program_scratch(s->program, held.count * s->unit);
     if (s->program->no_memory || held.count == 0) return;
     for (int width = 1; width < giving && width < s->size; width *= 2) {
-        joint j = joint_at(s, s->root, width);
-        if (is_empty(&j)) continue;
-        tdm_extent given = given_at(s, &j);
-        tdm__recv_some(s, giver_of(&j), s->step, all + (given.first - held.first) * s->unit,
+        joint j = tree_joint_at(s, s->root, width);
+        if (tree_is_empty(&j)) continue;
+        tdm_extent given = tree_given_at(s, &j);
+        tdm__recv_some(s, tree_giver_of(&j), s->step, all + (given.first - held.first) * s->unit,
                        given.count);
     }
     tdm__program_copy(s->program, all + (own.first - held.first) * s->unit, s->call->in,
@@ -323,11 +324,11 @@ static void build_gather(const tdm__segment *s)
     tdm__program_join(s->program);
 }
 
-static void build_scatter(const tdm__segment *s)
+static void tree_build_scatter(const tdm__segment *s)
 {
     int holder;
-    int giving = giving_width(s, s->root);
-    tdm_extent held = held_by(s, giving, &holder);
+    int giving = tree_giving_width(s, s->root);
+    tdm_extent held = tree_held_by(s, giving, &holder);
     tdm_extent own = tdm__call_slice(s->call, s->size, s->rank);
     if (held.count == 0) return;
     const uint8_t *all = s->call->in;
@@ -341,10 +342,10 @@ static void build_scatter(const tdm__segment *s)
         all = into;
     }
     for (int width = giving / 2; width >= 1; width /= 2) {
-        joint j = joint_at(s, s->root, width);
-        if (is_empty(&j)) continue;
-        tdm_extent given = given_at(s, &j);
-        tdm__send_some(s, giver_of(&j), s->step, all + (given.first - held.first) * s->unit,
+        joint j = tree_joint_at(s, s->root, width);
+        if (tree_is_empty(&j)) continue;
+        tdm_extent given = tree_given_at(s, &j);
+        tdm__send_some(s, tree_giver_of(&j), s->step, all + (given.first - held.first) * s->unit,
                        given.count);
     }
     tdm__program_join(s->program); /* in place, this overwrites slice 0 of root */
@@ -356,12 +357,12 @@ static void tree_build(tdm__program *program, size_t first, size_t count)
 {
     tdm__segment s = tdm__segment_of(program, first, count, STRIDE);
     switch (s.call->kind) {
-    case TDM_CALL_BARRIER: build_barrier(&s); break;
-    case TDM_CALL_BROADCAST: build_broadcast(&s); break;
+    case TDM_CALL_BARRIER: tree_build_barrier(&s); break;
+    case TDM_CALL_BROADCAST: tree_build_broadcast(&s); break;
     case TDM_CALL_REDUCE: tree_add_up(&s, s.root); break;
-    case TDM_CALL_ALL_REDUCE: build_all_reduce(&s); break;
-    case TDM_CALL_GATHER: build_gather(&s); break;
-    case TDM_CALL_SCATTER: build_scatter(&s); break;
+    case TDM_CALL_ALL_REDUCE: tree_build_all_reduce(&s); break;
+    case TDM_CALL_GATHER: tree_build_gather(&s); break;
+    case TDM_CALL_SCATTER: tree_build_scatter(&s); break;
     default: break; /* not supported */
     }
 }

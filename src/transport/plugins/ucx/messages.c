@@ -65,13 +65,13 @@ static void operation_end(tdm__ucx_operation *op, ucs_status_t status)
     u->ended_last = op;
 }
 
-static void on_sent(void *request, ucs_status_t status, void *user)
+static void operation_on_sent(void *request, ucs_status_t status, void *user)
 {
     operation_end(user, status);
     ucp_request_free(request);
 }
 
-static void on_received(void *request, ucs_status_t status, size_t length, void *user)
+static void operation_on_received(void *request, ucs_status_t status, size_t length, void *user)
 {
     tdm__ucx_operation *op = user;
     if (status == UCS_OK && length != op->head.bytes) status = UCS_ERR_IO_ERROR;
@@ -101,7 +101,7 @@ static tdm_status peer_start_send(tdm__ucx *u, tdm__ucx_peer *p, const tdm__head
     p->pending++;
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
-        .cb.send = on_sent,
+        .cb.send = operation_on_sent,
         .user_data = op,
     };
     if (p->is_eager && head->bytes <= EAGER_BYTES) {
@@ -159,8 +159,8 @@ static void arrival_release(tdm__ucx *u, tdm__arrival *a)
 }
 
 /* UCX's handler for a message. UCS_OK: UCX may free it; UCS_INPROGRESS: we keep `data`. */
-static ucs_status_t on_message(void *arg, const void *header, size_t header_bytes, void *data,
-                               size_t bytes, const ucp_am_recv_param_t *param)
+static ucs_status_t ucx_on_message(void *arg, const void *header, size_t header_bytes, void *data,
+                                   size_t bytes, const ucp_am_recv_param_t *param)
 {
     tdm__ucx *u = arg;
     tdm__head head;
@@ -194,8 +194,8 @@ static tdm__ucx_peer *card_peer(tdm__ucx *u, const void *header, size_t header_b
     return tdm__head_check(&head, u->world, u->size) ? &u->peers[head.source] : NULL;
 }
 
-static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes, void *data,
-                             size_t bytes, const ucp_am_recv_param_t *param)
+static ucs_status_t ucx_on_hello(void *arg, const void *header, size_t header_bytes, void *data,
+                                 size_t bytes, const ucp_am_recv_param_t *param)
 {
     (void)data, (void)bytes, (void)param;
     tdm__ucx_peer *peer = card_peer(arg, header, header_bytes);
@@ -203,8 +203,8 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes,
     return UCS_OK;
 }
 
-static ucs_status_t on_goodbye(void *arg, const void *header, size_t header_bytes, void *data,
-                               size_t bytes, const ucp_am_recv_param_t *param)
+static ucs_status_t ucx_on_goodbye(void *arg, const void *header, size_t header_bytes, void *data,
+                                   size_t bytes, const ucp_am_recv_param_t *param)
 {
     (void)data, (void)bytes, (void)param;
     tdm__ucx *u = arg;
@@ -216,8 +216,8 @@ static ucs_status_t on_goodbye(void *arg, const void *header, size_t header_byte
     return UCS_OK;
 }
 
-static ucs_status_t on_godspeed(void *arg, const void *header, size_t header_bytes, void *data,
-                                size_t bytes, const ucp_am_recv_param_t *param)
+static ucs_status_t ucx_on_godspeed(void *arg, const void *header, size_t header_bytes, void *data,
+                                    size_t bytes, const ucp_am_recv_param_t *param)
 {
     (void)data, (void)bytes, (void)param;
     tdm__ucx_peer *peer = card_peer(arg, header, header_bytes);
@@ -230,10 +230,10 @@ ucs_status_t tdm__ucx_listen(tdm__ucx *ucx)
     static const struct {
         unsigned id;
         ucp_am_recv_callback_t function;
-    } handlers[] = {{TDM__UCX_MESSAGE, on_message},
-                    {TDM__UCX_HELLO, on_hello},
-                    {TDM__UCX_GOODBYE, on_goodbye},
-                    {TDM__UCX_GODSPEED, on_godspeed}};
+    } handlers[] = {{TDM__UCX_MESSAGE, ucx_on_message},
+                    {TDM__UCX_HELLO, ucx_on_hello},
+                    {TDM__UCX_GOODBYE, ucx_on_goodbye},
+                    {TDM__UCX_GODSPEED, ucx_on_godspeed}};
     for (size_t i = 0; i < sizeof(handlers) / sizeof(handlers[0]); i++) {
         ucp_am_handler_param_t handler = {
             .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
@@ -263,7 +263,7 @@ static tdm_status arrival_start_fetch(tdm__ucx *u, tdm__arrival *a, void *into, 
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                         UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
-        .cb.recv_am = on_received,
+        .cb.recv_am = operation_on_received,
         .user_data = op,
     };
     operation_started(op, ucp_am_recv_data_nbx(u->worker, a->data, into, a->head.bytes, &param));
@@ -323,7 +323,7 @@ static tdm__arrival *arrival_next_unreported(tdm__ucx *u)
             arrival_remove(u, a);
             continue;
         }
-        /* An endpoint of our own reports the end of the connection, even if we never send. */
+        /* This side's endpoint reports the end of the connection, even if this rank never sends. */
         if (!p->eps && p->state == TDM__UCX_WELL) tdm__ucx_endpoint(p);
         return a;
     }

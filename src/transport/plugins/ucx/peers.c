@@ -37,7 +37,7 @@ void tdm__ucx_lose(tdm__ucx_peer *peer, ucs_status_t why)
     peer->ucx->lost = peer;
 }
 
-static void on_error(void *user, ucp_ep_h ep, ucs_status_t status)
+static void endpoint_on_error(void *user, ucp_ep_h ep, ucs_status_t status)
 {
     (void)ep;
     tdm__ucx_lose(user, status);
@@ -50,7 +50,7 @@ static ucs_status_t endpoint_make(tdm__ucx_peer *peer, ucp_ep_h *out)
                       UCP_EP_PARAM_FIELD_ERR_HANDLER,
         .address = (const ucp_address_t *)peer->address,
         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-        .err_handler = {.cb = on_error, .arg = peer},
+        .err_handler = {.cb = endpoint_on_error, .arg = peer},
     };
     return ucp_ep_create(peer->ucx->worker, &params, out);
 }
@@ -76,7 +76,7 @@ ucp_ep_h tdm__ucx_endpoint(tdm__ucx_peer *peer)
     return NULL;
 }
 
-static void on_own_request(void *request, ucs_status_t status, void *user)
+static void request_on_end(void *request, ucs_status_t status, void *user)
 {
     (void)status;
     tdm__ucx *u = user;
@@ -84,7 +84,7 @@ static void on_own_request(void *request, ucs_status_t status, void *user)
     ucp_request_free(request);
 }
 
-/* Counts one of our own requests until it ends. */
+/* Counts a request of this side until it ends. */
 static void request_await(tdm__ucx *u, ucs_status_ptr_t answer)
 {
     if (answer && !UCS_PTR_IS_ERR(answer)) u->awaited++;
@@ -93,7 +93,7 @@ static void request_await(tdm__ucx *u, ucs_status_ptr_t answer)
 static const ucp_request_param_t own_request = {
     .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                     UCP_OP_ATTR_FIELD_FLAGS,
-    .cb.send = on_own_request,
+    .cb.send = request_on_end,
 };
 
 /* Starts to close all endpoints of a peer by force: all operations with it end. */

@@ -1,5 +1,5 @@
 /*
- * bound.c: measures how fast an all-reduce on one host could be, if only memory accesses took time.
+ * bench_bound.c: measures how fast an all-reduce on one host could be, if only memory accesses took time.
  *
  * Each rank is represented by a thread with its own buffer. A pass has two halves: each thread adds
  * its share of all buffers into its own buffer, reading each once; then it copies the shares of the
@@ -9,14 +9,25 @@
  *
  * Passes alternate between copies through the cache and past it; the faster one counts.
  */
-#include "base/base.h"
-#include "comm/reduce.h"
+#include "bench_bound.h"
 
+#include <tandem/comm.h>
 #include <tandem/os.h>
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
+
+/* The loops use the widest vectors of the CPU, as those of the collectives do. */
+#if defined(__x86_64__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) &&                 \
+    !defined(__SANITIZE_ADDRESS__)
+#define VECTORS __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define VECTORS
+#endif
 
 enum { HALVES = 2, MIN_PASSES = 3, MAX_THREADS = 1024 };
 
@@ -35,7 +46,6 @@ struct bound {
     float *memory;   /* the buffers, one after another */
     bool crowded;    /* more threads than CPUs */
     bool stream;
-    tdm__tree_plan plan;
     worker *workers;
     pthread_mutex_t lock; /* barrier of the threads: */
     pthread_cond_t moved;
@@ -65,36 +75,66 @@ static float *bound_buffer(const bound *b, int buffer, size_t element)
     return b->memory + (size_t)buffer * b->elements + element;
 }
 
-static void add_share(const bound *b, int mine, const void **sources)
+/* sum[i] = left[i] + right[i]; `sum` may be `left`. */
+VECTORS static void floats_add(float *sum, const float *left, const float *right, size_t count)
 {
-    const tdm__reducer sum = {.dtype = TDM_DTYPE_F32, .reduce = TDM_REDUCE_SUM};
-    tdm_extent share = tdm_group_slice(b->elements, b->count, mine);
-    for (int i = 0; i < b->count; i++) sources[i] = bound_buffer(b, i, share.first);
-    void *out = bound_buffer(b, mine, share.first);
-    tdm__tree_run(&b->plan, &sum, sources, &out, 1, share.count, false);
+#ifndef __clang__
+#pragma GCC ivdep
+#endif
+    for (size_t i = 0; i < count; i++) sum[i] = left[i] + right[i];
 }
 
-static void copy_rest(const bound *b, int mine)
+/* Copies, past the cache if the CPU can. */
+static void floats_stream(float *out, const float *in, size_t count)
+{
+#ifdef __SSE2__
+    size_t i = 0;
+    for (; i < count && (uintptr_t)(out + i) % sizeof(__m128) != 0; i++) out[i] = in[i];
+    for (; i + 4 <= count; i += 4) _mm_stream_ps(out + i, _mm_loadu_ps(in + i));
+    for (; i < count; i++) out[i] = in[i];
+    _mm_sfence();
+#else
+    memcpy(out, in, count * sizeof(*out));
+#endif
+}
+
+/* Adds this thread's share of all buffers, in blocks that stay in the cache. */
+static void bound_add_share(const bound *b, int mine)
+{
+    enum { BLOCK = 2048 };
+    tdm_extent share = tdm_group_slice(b->elements, b->count, mine);
+    for (size_t at = 0; at < share.count; at += BLOCK) {
+        size_t count = share.count - at < BLOCK ? share.count - at : BLOCK;
+        float *sum = bound_buffer(b, mine, share.first + at);
+        for (int i = 1; i < b->count; i++)
+            floats_add(sum, sum, bound_buffer(b, (mine + i) % b->count, share.first + at), count);
+    }
+}
+
+static void bound_copy_rest(const bound *b, int mine)
 {
     for (int i = 1; i < b->count; i++) {
         int from = (mine + i) % b->count;
         tdm_extent share = tdm_group_slice(b->elements, b->count, from);
-        tdm__copy(bound_buffer(b, mine, share.first), bound_buffer(b, from, share.first),
-                  share.count * sizeof(float), b->stream);
+        float *out = bound_buffer(b, mine, share.first);
+        const float *in = bound_buffer(b, from, share.first);
+        if (b->stream)
+            floats_stream(out, in, share.count);
+        else
+            memcpy(out, in, share.count * sizeof(*out));
     }
 }
 
-/* Runs both halves of a pass; `sources` has room for all buffers. False if the threads are to
- * end. */
-static bool bound_run_pass(worker *w, const void **sources)
+/* Runs both halves of a pass. False if the threads are to end. */
+static bool bound_run_pass(worker *w)
 {
     for (int half = 0; half < HALVES; half++) {
         if (!bound_wait_all(w->b)) return false;
         w->begin_s[half] = tdm_clock_s();
         if (half == 0)
-            add_share(w->b, w->index, sources);
+            bound_add_share(w->b, w->index);
         else
-            copy_rest(w->b, w->index);
+            bound_copy_rest(w->b, w->index);
         w->end_s[half] = tdm_clock_s();
     }
     return bound_wait_all(w->b);
@@ -103,12 +143,11 @@ static bool bound_run_pass(worker *w, const void **sources)
 static void *bound_work(void *user)
 {
     worker *w = user;
-    const void *sources[MAX_THREADS];
-    while (bound_run_pass(w, sources)) continue;
+    while (bound_run_pass(w)) continue;
     return NULL;
 }
 
-static double half_seconds(const bound *b, int half)
+static double bound_half_seconds(const bound *b, int half)
 {
     double first = b->workers[0].begin_s[half], last = b->workers[0].end_s[half], longest = 0;
     for (int i = 0; i < b->count; i++) {
@@ -125,12 +164,11 @@ static double half_seconds(const bound *b, int half)
  * which worker 0 opens, so it may access the shared fields without synchronisation in between. */
 static double bound_measure(bound *b, double seconds)
 {
-    const void *sources[MAX_THREADS];
     double min[2] = {0, 0}, end_s = tdm_clock_s() + seconds;
     for (int i = 0; i < 2 * MIN_PASSES || tdm_clock_s() < end_s; i++) {
         b->stream = i % 2;
-        bound_run_pass(&b->workers[0], sources);
-        double now = half_seconds(b, 0) + half_seconds(b, 1);
+        bound_run_pass(&b->workers[0]);
+        double now = bound_half_seconds(b, 0) + bound_half_seconds(b, 1);
         if (i < 2 || now < min[i % 2]) min[i % 2] = now;
     }
     return min[0] < min[1] ? min[0] : min[1];
@@ -161,18 +199,8 @@ static tdm_status bound_run(bound *b, double seconds, double *out_s, tdm_error *
     return TDM_OK;
 }
 
-/* One leaf for each buffer: the number of lanes is the next power of two, and the lanes beyond are
- * absent. */
-static tdm_status make_plan(bound *b, tdm_error *err)
-{
-    int64_t nodes[MAX_THREADS], lanes = 1;
-    while (lanes < b->count) lanes *= 2;
-    for (int i = 0; i < b->count; i++) nodes[i] = lanes + i;
-    return tdm__tree_plan_init(&b->plan, nodes, b->count, 1, err);
-}
-
-tdm_status tdm_comm_memory_bound(size_t bytes, int thread_count, double seconds, double *out_s,
-                                 tdm_error *err)
+tdm_status bench_memory_bound(size_t bytes, int thread_count, double seconds, double *out_s,
+                              tdm_error *err)
 {
     if (thread_count < 1 || thread_count > MAX_THREADS)
         return tdm_fail(err, TDM_ERR_RANGE,
@@ -191,13 +219,13 @@ tdm_status tdm_comm_memory_bound(size_t bytes, int thread_count, double seconds,
                .crowded = thread_count > cpu.usable_count,
                .lock = PTHREAD_MUTEX_INITIALIZER,
                .moved = PTHREAD_COND_INITIALIZER};
-    TDM_TRY(make_plan(&b, err));
 
     tdm_pages pages = {0};
     b.workers = calloc((size_t)thread_count, sizeof(*b.workers));
     tdm_status status = b.workers
                             ? tdm_pages_map(bytes * (size_t)thread_count + 1, false, &pages, err)
-                            : tdm_fail_oom(err, "for %d threads", thread_count);
+                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for %d threads",
+                                       thread_count);
     if (status == TDM_OK) {
         memset(pages.data, 0, pages.bytes); /* touches every page */
         b.memory = pages.data;
@@ -206,6 +234,5 @@ tdm_status tdm_comm_memory_bound(size_t bytes, int thread_count, double seconds,
     }
 
     free(b.workers);
-    tdm__tree_plan_release(&b.plan);
     return status;
 }

@@ -1,5 +1,5 @@
 /*
- * run.c: requests and their programs: start, progress, end.
+ * request.c: requests and their programs: start, progress, end.
  *
  * A request is divided into segments, up to `cut.flight` of which have a program at a time. A
  * program runs until it must wait (JOIN, AWAIT), and is tried again in the engine's next round.
@@ -13,7 +13,15 @@
  * Requests and the arenas of their programs are reused, so calls in the steady state allocate
  * nothing.
  */
+#include "comm/request.h"
 #include "comm/engine.h"
+#include "comm/fail.h"
+#include "comm/group.h"
+#include "comm/lanes.h"
+#include "comm/program.h"
+#include "comm/scratch.h"
+#include "comm/transfer.h"
+#include "comm/window.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -40,6 +48,7 @@ tdm_request *tdm__request_create(tdm_group *group)
         if (!request) return NULL;
     }
     request->group = group;
+    request->waits_for = -1;
     for (int i = 0; i < TDM__MAX_FLIGHT; i++) request->programs[i].request = request;
     return request;
 }
@@ -58,9 +67,9 @@ void tdm__request_release(tdm_request *request)
     }
     for (int i = 0; i < TDM__MAX_FLIGHT; i++)
         tdm__scratch_give_back(comm, &request->programs[i].blocks);
-    free(request->state);
+    free(request->algorithm_data);
     free(request->copy);
-    request->state = request->copy = NULL;
+    request->algorithm_data = request->copy = NULL;
     request->next = comm->free_requests;
     comm->free_requests = request;
 }
@@ -107,13 +116,14 @@ void tdm__request_start(tdm_request *request)
     while (*link && (*link)->call.priority <= request->call.priority) link = &(*link)->next;
     request->next = *link;
     *link = request;
+    request->state = TDM__REQUEST_RUNNING;
     request_record(request, TDM_TRACE_BEGIN, TDM_OK);
     tdm__transfers_check(request);
 }
 
 /* ---- limit of active bytes -------------------------------------------------------------------- */
 
-static bool is_oldest(const tdm_request *request)
+static bool request_is_oldest(const tdm_request *request)
 {
     const tdm_group *group = request->group;
     for (const tdm_request *r = group->comm->pending; r; r = r->next)
@@ -124,15 +134,15 @@ static bool is_oldest(const tdm_request *request)
 }
 
 /* Whether the next segment may begin now. Calls through windows have their own limit there. */
-static bool may_begin(const tdm_request *request)
+static bool request_may_begin(const tdm_request *request)
 {
     if (request->head.kind >= TDM_CALL_SEND) return true;
     if (request->algorithm->window) return tdm__window_is_near(request);
     return request->group->comm->active_bytes < TDM_CALLS_ACTIVE_BYTES ||
-           request->segment_bytes <= SMALL_BYTES || is_oldest(request);
+           request->segment_bytes <= SMALL_BYTES || request_is_oldest(request);
 }
 
-static void count_active(const tdm_request *request, bool begins)
+static void request_count_active(const tdm_request *request, bool begins)
 {
     if (request->algorithm->window || request->head.kind >= TDM_CALL_SEND) return;
     size_t *active = &request->group->comm->active_bytes;
@@ -145,7 +155,7 @@ static void request_finish(tdm_request *request)
 {
     tdm_comm *comm = request->group->comm;
     for (int i = 0; i < request->cut.flight; i++) /* after an error some have not ended */
-        if (request->programs[i].active) count_active(request, false);
+        if (request->programs[i].active) request_count_active(request, false);
     tdm_request **link = &comm->pending;
     while (*link && *link != request) link = &(*link)->next;
     if (*link) *link = request->next;
@@ -154,18 +164,33 @@ static void request_finish(tdm_request *request)
     if (request->group->window && request->head.kind < TDM_CALL_SEND)
         tdm__window_ended(request->group, request->head.sequence);
     request_record(request, TDM_TRACE_END, request->error.status);
-    request->done = true;
+    request->state = TDM__REQUEST_DONE;
     if (comm->waiters) pthread_cond_broadcast(&comm->changed);
     if (comm->polled_for == request) comm->transport->ops->wake(comm->transport);
 }
 
+void tdm__request_suspect(tdm_request *request, const tdm_error *error)
+{
+    if (!tdm__request_is_open(request) || request->error.status != TDM_OK) return;
+    request->error = *error;
+    if (request->state == TDM__REQUEST_LATE) return; /* the cause is being asked for already */
+    request->state = TDM__REQUEST_SUSPECT;
+    request->suspect_s = tdm__comm_now(request->group->comm) + SUSPECT_S;
+}
+
 void tdm__request_end(tdm_request *request, const tdm_error *error)
 {
-    if (request->done || request->ending) return;
-    request->ending = true;
+    if (!tdm__request_is_open(request)) return;
+    request->state = TDM__REQUEST_ENDING;
     request->ending_s = tdm__comm_now(request->group->comm);
     request->error = *error;
     tdm__transfers_cancel(request);
+}
+
+/* Whether its programs may continue. */
+static bool request_runs(const tdm_request *request)
+{
+    return tdm__request_is_open(request) && request->error.status == TDM_OK;
 }
 
 /* ---- programs --------------------------------------------------------------------------------- */
@@ -182,7 +207,7 @@ static bool segment_begin(tdm_request *request, tdm__program *p)
     p->no_memory = false;
     p->segment = (int)request->next_segment++;
     p->active = true;
-    count_active(request, true);
+    request_count_active(request, true);
     size_t first = (size_t)p->segment * request->cut.segment;
     size_t left = tdm__call_span(&request->call, request->group->size) - first;
     request->algorithm->build(p, first, left < request->cut.segment ? left : request->cut.segment);
@@ -221,7 +246,7 @@ static void program_execute(tdm__program *p, const tdm__instruction *instruction
 static void program_run(tdm__program *p, bool *changed)
 {
     tdm_request *request = p->request;
-    while (p->at < p->count && !request->ending && !p->no_memory) {
+    while (p->at < p->count && request_runs(request) && !p->no_memory) {
         tdm__instruction instruction = p->list[p->at];
         if (instruction.op == TDM__OP_JOIN && p->pending > 0) return;
         if (instruction.op == TDM__OP_AWAIT &&
@@ -231,58 +256,38 @@ static void program_run(tdm__program *p, bool *changed)
         *changed = true;
         program_execute(p, &instruction);
     }
-    if (p->at == p->count && p->pending == 0 && !request->ending) {
+    if (p->at == p->count && p->pending == 0 && request_runs(request)) {
         p->active = false;
-        count_active(request, false);
+        request_count_active(request, false);
         request->ended_segments++;
         *changed = true;
     }
 }
 
-static bool out_of_memory(tdm_request *request)
-{
-    for (int i = 0; i < request->cut.flight; i++)
-        if (request->programs[i].no_memory) {
-            tdm__group_break(request->group, true, TDM_ERR_PEER_FAILED,
-                             "rank %d has no memory for a call of %zu elements",
-                             request->group->comm->rank, request->call.count);
-            return true;
-        }
-    return false;
-}
-
 static void request_run_segments(tdm_request *request, bool *changed)
 {
-    for (int i = 0; i < request->cut.flight && !request->ending; i++) {
+    for (int i = 0; i < request->cut.flight && request_runs(request); i++) {
         tdm__program *p = &request->programs[i];
         if (!p->active) {
-            if (request->next_segment >= request->segment_count || !may_begin(request)) continue;
+            if (request->next_segment >= request->segment_count || !request_may_begin(request))
+                continue;
             if (!segment_begin(request, p)) p->no_memory = true;
             *changed = true;
         }
         program_run(p, changed);
+        if (p->no_memory)
+            tdm__group_break(request->group, true, TDM_ERR_PEER_FAILED,
+                             "rank %d has no memory for a call of %zu elements",
+                             request->group->comm->rank, request->call.count);
     }
-}
-
-/* A transfer has failed. That is rarely the root cause; a report of the cause says more and is on
- * its way. The call stops, and ends with the transfer's error if no report arrives. */
-static void request_suspect(tdm_request *request)
-{
-    if (request->suspect_s == 0)
-        request->suspect_s = tdm__comm_now(request->group->comm) + SUSPECT_S;
 }
 
 void tdm__request_run(tdm_request *request, bool *changed)
 {
-    if (request->done) return;
-    if (request->error.status != TDM_OK && !request->ending) {
-        request_suspect(request);
-        return;
-    }
-    if (!request->ending) request_run_segments(request, changed);
-    if (!request->ending) out_of_memory(request);
-    bool over = request->ending ? request->outstanding == 0
-                                : request->ended_segments == request->segment_count;
+    request_run_segments(request, changed);
+    bool over = request->state == TDM__REQUEST_ENDING
+                    ? request->outstanding == 0
+                    : request_runs(request) && request->ended_segments == request->segment_count;
     if (!over) return;
     request_finish(request);
     *changed = true;
@@ -290,7 +295,7 @@ void tdm__request_run(tdm_request *request, bool *changed)
 
 /* ---- missing ranks ---------------------------------------------------------------------------- */
 
-static void add_missing(int rank, int *out, int *count, int max)
+static void missing_add(int rank, int *out, int *count, int max)
 {
     for (int i = 0; i < *count; i++)
         if (out[i] == rank) return;
@@ -303,7 +308,7 @@ int tdm__request_missing(tdm_request *request, int *out, int max)
     const tdm__window *w = group->window;
     int count = 0;
     for (const tdm__transfer *t = group->comm->transfers; t; t = t->next) {
-        if (t->request == request) add_missing(t->peer, out, &count, max);
+        if (t->request == request) missing_add(t->peer, out, &count, max);
         if (t->next == group->comm->transfers) break;
     }
     for (int i = 0; i < request->cut.flight; i++) {
@@ -313,7 +318,7 @@ int tdm__request_missing(tdm_request *request, int *out, int max)
         for (int k = 0; k < w->local_count; k++)
             if (k != w->local_index && (await.peer < 0 || await.peer == k) &&
                 !tdm__window_reached(p, k, await.value))
-                add_missing(group->ranks[w->local_members[k]], out, &count, max);
+                missing_add(group->ranks[w->local_members[k]], out, &count, max);
     }
     return count;
 }
