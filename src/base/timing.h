@@ -10,6 +10,10 @@
 
 /* ---- os: locks and processes --------------------------------------------------------------------- */
 
+/* The event loop checks its children this often, in case the kernel delivered SIGCHLD to a thread that does not block
+ * it. An exit is then noticed this late; a check is one system call for each child. */
+#define TDM__TIMING_OS_CHILD_CHECK_S 0.1
+
 /* ---- net, shm: connections of one host and of several ---------------------------------------------- */
 
 /* ---- boot: rendezvous and control connections ------------------------------------------------------ */
