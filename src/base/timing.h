@@ -26,6 +26,21 @@
 
 /* ---- launch, cluster: processes, agents, sessions -------------------------------------------------- */
 
+/* tdm_launch: after the first failure, the other ranks report which rank they lost. On a busy host this takes longer
+ * than the failure detector of boot, which notices a closed connection at once. */
+#define TDM__TIMING_LAUNCH_REPORT_S 2.0
+
+/* tdm_launch: from SIGTERM to SIGKILL, unless the caller sets it. Less than the 10 s after which service managers kill
+ * the launcher itself. */
+#define TDM__TIMING_LAUNCH_GRACE_S 5.0
+
+/* tdm_launch: processes that a rank started may write after its exit. */
+#define TDM__TIMING_LAUNCH_DRAIN_S 1.0
+
+/* From SIGKILL until a launcher or an agent gives up: a process that waits for a disk is killed when the disk responds;
+ * releasing a large memory takes seconds. */
+#define TDM__TIMING_LAUNCH_UNDEAD_S 20.0
+
 /* ---- parallel, train: recovery, checkpoints -------------------------------------------------------- */
 
 #endif

@@ -2,9 +2,9 @@
  * spawn.c: starts one process: environment, fork, exec.
  *
  * Everything that needs memory is done before fork; between fork and exec the child makes only
- * system calls. A child that must die with its parent requests SIGKILL on the parent's death and
- * then checks that the parent still exists, so there is no race. A pipe with close-on-exec reports
- * the start of the program: bytes in it are the errno of the call that failed.
+ * system calls. A child that must die with its parent requests SIGKILL on the parent's death, then
+ * checks that the parent still exists: it may have died before the request. A pipe with
+ * close-on-exec reports the start of the program: bytes in it are the errno of the call that failed.
  */
 #include "launch/spawn.h"
 
