@@ -41,6 +41,32 @@
  * releasing a large memory takes seconds. */
 #define TDM__TIMING_LAUNCH_UNDEAD_S 20.0
 
+/* Agent: how often it reads the store. A local store costs microseconds. A look at etcd is a request from each host. */
+#define TDM__TIMING_AGENT_LOOK_LOCAL_S 0.2
+#define TDM__TIMING_AGENT_LOOK_FAR_S 1.0
+
+/* Agent: the lease of its record, and how often it is kept: several attempts may fail. */
+#define TDM__TIMING_AGENT_LEASE_S 10.0
+#define TDM__TIMING_AGENT_BEAT_S 1.0
+
+/* Agent: a worker that an epoch has excluded notices it within this time (membership reads the store more often) and
+ * exits by itself; otherwise it is replaced while it still runs. */
+#define TDM__TIMING_AGENT_FENCED_S 0.5
+
+/* Agent: a rank without a record in the store is replaced after this time. A worker needs less to renew its record when
+ * the store was away. */
+#define TDM__TIMING_AGENT_SILENCE_S 5.0
+
+/* Agent: signals within this time count as one request: a batch system also sends its signal to the launcher, which
+ * forwards it. A second request to the launcher reaches the agent through the store. */
+#define TDM__TIMING_AGENT_SAME_SIGNAL_S 1.0
+
+/* Agent: too few workers for this long are worth a warning; usually they start within a second. */
+#define TDM__TIMING_AGENT_SHORT_S 3.0
+
+/* Agent: the longest delay before a restart. It doubles with each restart (0.5, 1, 2, ...). */
+#define TDM__TIMING_AGENT_MAX_BACKOFF_S 30.0
+
 /* ---- parallel, train: recovery, checkpoints -------------------------------------------------------- */
 
 #endif

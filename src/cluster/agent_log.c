@@ -79,7 +79,8 @@ static bool agent_has_others(tdm__agent *a)
 
 void tdm__agent_log_end(tdm__agent *a)
 {
-    bool waits = a->over && a->is_first && !a->store_failed && agent_can_write(a);
+    bool waits = a->phase == TDM__AGENT_OVER && a->is_first && !a->store_failed &&
+                 agent_can_write(a);
     for (double until_s = tdm_clock_s() + last_s; waits && tdm_clock_s() < until_s;) {
         if (!agent_has_others(a)) break;
         tdm_clock_sleep(pause_s);

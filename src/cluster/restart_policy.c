@@ -7,6 +7,7 @@
  * than the job allows. A crash (SIGSEGV and the like) that recurs at the same step is a bug that a
  * restart cannot fix: the third one ends the session, no matter in which workers.
  */
+#include "base/timing.h"
 #include "cluster/agent.h"
 
 #include <inttypes.h>
@@ -17,16 +18,6 @@
 #include <sys/wait.h>
 
 enum { MAX_CRASHES = 3 };
-static const double max_backoff_s = 30;
-
-void tdm__agent_how(int wait_status, char *out, size_t bytes)
-{
-    if (WIFSIGNALED(wait_status))
-        snprintf(out, bytes, "killed by signal %d (%s)", WTERMSIG(wait_status),
-                 strsignal(WTERMSIG(wait_status)));
-    else
-        snprintf(out, bytes, "exit code %d", WEXITSTATUS(wait_status));
-}
 
 /* ---- restart --------------------------------------------------------------------------------- */
 
@@ -57,14 +48,13 @@ static double restart_pause_s(const tdm__agent *a, size_t restarts)
 {
     if (restarts == 0) return 0;
     double pause = a->options->backoff_s * pow(2, (double)(restarts - 1 < 20 ? restarts - 1 : 20));
-    return pause < max_backoff_s ? pause : max_backoff_s;
+    return fmin(pause, TDM__TIMING_AGENT_MAX_BACKOFF_S);
 }
 
 void tdm__agent_plan_restart(tdm__agent *a, tdm__worker_slot *worker_slot, const char *why)
 {
     double now_s = tdm_clock_s();
-    worker_slot->start_at_s = INFINITY;
-    if (a->over || a->stopping) return;
+    if (a->phase != TDM__AGENT_RUNNING) return;
     if (worker_slot->start_count > 0)
         restarts_prune(worker_slot, now_s - a->options->restart_window_s);
     double pause = restart_pause_s(a, worker_slot->start_count);
@@ -78,8 +68,8 @@ void tdm__agent_plan_restart(tdm__agent *a, tdm__worker_slot *worker_slot, const
         return;
     }
     a->result.restarts++;
-    a->look_at_s = 0;
-    worker_slot->start_at_s = now_s + pause;
+    tdm__agent_look_soon(a); /* first: the session may have ended */
+    tdm__loop_timer_set(a->loop, &worker_slot->start_timer, tdm_clock_s() + pause);
     if (pause > 0)
         tdm_log(TDM_LOG_INFO, "agent", "worker %d of host %s is restarted in %g s",
                 (int)(worker_slot - a->worker_slots), a->options->host, pause);
@@ -104,12 +94,12 @@ static bool is_crash(int wait_status)
 static bool worker_crashed_again(tdm__agent *a, const tdm__agent_worker *w, int wait_status,
                                  uint64_t step)
 {
-    char how[64], last[300], where[64] = "before their first step", message[900];
+    char how[TDM__EXIT_TEXT_BYTES], last[300], where[64] = "before their first step", message[900];
     if (!is_crash(wait_status)) return false;
     a->crash_count = step == a->crash_step ? a->crash_count + 1 : 1;
     a->crash_step = step;
     if (a->crash_count < MAX_CRASHES) return false;
-    tdm__agent_how(wait_status, how, sizeof(how));
+    tdm__exit_text(wait_status, how);
     tdm__agent_last_line(a, w->slot, last, sizeof(last));
     if (step > 0) snprintf(where, sizeof(where), "in step %" PRIu64, step + 1);
     snprintf(
@@ -147,19 +137,6 @@ static void session_fail(tdm__agent *a, const tdm__agent_worker *w, int code)
     tdm__agent_end_session(a, status_of_exit_code(code), message);
 }
 
-/* Asks the workers that have not done a step to leave: the others would refuse them as well, each at the cost
- * of an epoch. */
-static void agent_withdraw_workers(tdm__agent *a)
-{
-    for (int i = 0; i < a->count; i++) {
-        const tdm__agent_worker *w = &a->worker_slots[i].worker;
-        char request[TDM_MEMBER_ID_BYTES + 8];
-        if (w->pid <= 0 || atomic_load(&a->slots[w->slot].step) > 0) continue;
-        snprintf(request, sizeof(request), "leave/%s", w->id);
-        (void)tdm_session_request(a->kv, a->options->session, request, "its host is refused", NULL);
-    }
-}
-
 /* The others do not let it in, and would not let in another one that is started here. */
 static void worker_refused(tdm__agent *a, const tdm__worker_slot *worker_slot,
                            const tdm__agent_worker *w)
@@ -167,8 +144,15 @@ static void worker_refused(tdm__agent *a, const tdm__worker_slot *worker_slot,
     char last[600];
     tdm__agent_last_line(a, w->slot, last, sizeof(last));
     a->was_refused = true;
-    if (a->over) return;
-    agent_withdraw_workers(a);
+    if (a->phase == TDM__AGENT_OVER) return;
+
+    /* The others would refuse the workers that have not done a step as well, each at the cost of an
+     * epoch. */
+    for (int i = 0; i < a->count; i++) {
+        const tdm__agent_worker *other = a->worker_slots[i].worker;
+        if (other && atomic_load(&a->slots[other->slot].step) == 0)
+            tdm__agent_ask_to_leave(a, other, "its host is refused");
+    }
     tdm_log(TDM_LOG_WARN, "agent",
             "worker %d of host %s is refused and not started again: %s; correct that, then add "
             "the host with 'tandem join'",
@@ -189,9 +173,8 @@ static void agent_record_exit_code(tdm__agent *a, int code)
 void tdm__agent_judge(tdm__agent *a, tdm__worker_slot *worker_slot, const tdm__agent_worker *worker,
                       int wait_status, uint64_t step)
 {
-    char how[64];
-    worker_slot->start_at_s = INFINITY;
-    tdm__agent_how(wait_status, how, sizeof(how));
+    char how[TDM__EXIT_TEXT_BYTES];
+    tdm__exit_text(wait_status, how);
     if (worker_crashed_again(a, worker, wait_status, step)) return;
     int code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -1;
     agent_record_exit_code(a, code);
