@@ -136,6 +136,7 @@ typedef struct tdm_session_view {
     int64_t launcher_pid;     /* on the launcher's host */
     double began_s;           /* Unix time */
     int expected, min, max;   /* of workers; max 0: no limit */
+    bool is_fixed;            /* see tdm_session_options */
     uint32_t epoch;           /* 0: no epoch yet */
     int rank_count;
     uint64_t step, steps;
@@ -282,6 +283,9 @@ typedef struct tdm_session_options {
     int start_count;
     int coming;   /* workers of agents that other launchers start on other hosts (0) */
     int min, max; /* max 0: no limit */
+    /* Workers are not replaced: the session ends with TDM_ERR_PEER_FAILED when one dies. For min =
+     * max = the number of workers. */
+    bool is_fixed;
     double grace_s;
     /* Called with messages for the terminal; may be NULL. */
     void (*say)(void *user, const char *text);

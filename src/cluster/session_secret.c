@@ -74,20 +74,16 @@ static tdm_status secret_of_environment(char out[TDM_SECRET_BYTES], tdm_error *e
     return tdm_fail(err, TDM_ERR_NOT_FOUND, "the environment has no secret");
 }
 
-static tdm_status draw_secret(char out[TDM_SECRET_BYTES], tdm_error *err)
-{
-    uint8_t drawn[16];
-    TDM_TRY(tdm_os_random(drawn, sizeof(drawn), err));
-    tdm_hex(drawn, sizeof(drawn), out);
-    explicit_bzero(drawn, sizeof(drawn));
-    return TDM_OK;
-}
-
 tdm_status tdm__session_secret_begin(const tdm_session_hold *hold, char out[TDM_SECRET_BYTES],
                                      tdm_error *err)
 {
     tdm_status status = secret_of_environment(out, err);
-    if (status == TDM_ERR_NOT_FOUND) status = draw_secret(out, err);
+    if (status == TDM_ERR_NOT_FOUND) {
+        uint8_t drawn[16];
+        status = tdm_os_random(drawn, sizeof(drawn), err);
+        if (status == TDM_OK) tdm_hex(drawn, sizeof(drawn), out);
+        explicit_bzero(drawn, sizeof(drawn));
+    }
     TDM_TRY(status);
     return tdm__session_put_file(hold->place.secret, out, err);
 }

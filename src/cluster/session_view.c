@@ -6,6 +6,7 @@
  * and are untrusted: a value of the wrong type counts as missing.
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "cluster/session.h"
 #include "kv/kv.h"
 
@@ -37,9 +38,6 @@ bool tdm__session_is_of_host(const char *agent, const char *host)
     size_t length = strlen(host);
     return strncmp(agent, host, length) == 0 && (!agent[length] || agent[length] == '+');
 }
-
-/* How long the result of a removed session is kept: longer than any expected network outage. */
-static const double ended_s = 24 * 3600;
 
 /* ---- read ------------------------------------------------------------------------------------ */
 
@@ -100,6 +98,7 @@ static void view_read_about(const tdm_json *about, tdm_arena *arena, tdm_session
     out->expected = (int)int_of(about, "expected", 0);
     out->min = (int)int_of(about, "min", 1);
     out->max = (int)int_of(about, "max", 0);
+    out->is_fixed = int_of(about, "fixed", 0) != 0;
     view_read_words(about, arena, out);
 }
 
@@ -311,7 +310,7 @@ void tdm__session_forget(tdm_kv *kv, const char *session)
     if (arena &&
         tdm_kv_get(kv, tdm__session_key(key, session, "verdict"), arena, &verdict, NULL) ==
             TDM_OK &&
-        tdm_kv_lease(kv, ended_s, &lease, NULL) == TDM_OK)
+        tdm_kv_lease(kv, TDM__TIMING_SESSION_RESULT_S, &lease, NULL) == TDM_OK)
         (void)tdm_kv_put(kv, ended_key(key, session), verdict.value, lease, NULL);
     tdm_arena_destroy(arena);
     (void)tdm_kv_remove(kv, tdm__session_key(key, session, "%s", ""), NULL);
