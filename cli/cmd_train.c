@@ -1,10 +1,10 @@
 /*
  * cmd_train.c: `tandem train`.
  *
- * The environment decides the role of this process. With a rank from a launcher (this command,
- * `tandem run`, mpirun or srun) it is that rank or, under mpirun and srun, part of a session
- * (tasks.c). Started by an agent, it is a worker of a session, whose membership may change.
- * Otherwise it trains alone (-n 1) or becomes the launcher.
+ * The environment decides the role of this process. With a rank from a launcher (`tandem run`,
+ * mpirun or srun) it is that rank or, under mpirun and srun, part of a session (tasks.c). Started by
+ * an agent, it is a worker of a session, whose membership may change. Otherwise it trains alone
+ * (-n 1) or becomes the launcher of a session.
  *
  * Only rank 0 prints, also after another process has become rank 0. Other ranks print only errors
  * that rank 0 cannot report: that they were rejected, or that rank 0 failed.
@@ -333,16 +333,6 @@ static int launch_session(const cli_args *args, const tdm_job *job, int64_t coun
     return stop_signals > 0 ? CLI_INTERRUPTED : elastic_launch(args, job, &plan);
 }
 
-/* SIGUSR1 is blocked here and inherited by the ranks, which unblock it when they handle it. */
-static int launch_world(const cli_args *args, const tdm_job *job, int count)
-{
-    sigset_t held;
-    sigemptyset(&held);
-    sigaddset(&held, SIGUSR1);
-    sigprocmask(SIG_BLOCK, &held, NULL);
-    return world_launch(args, job, count);
-}
-
 /* Rejects the options of sessions in a rank of a fixed world, which cannot start workers. */
 static bool check_rank_options(const cli_args *args, const tdm_comm_place *place)
 {
@@ -374,16 +364,12 @@ static int train_job(cli_args *args, const char *path, const tdm_comm_place *pla
         code = tasks_train(args, job, place, &plan, should_stop);
     else if (!check_rank_options(args, place))
         code = CLI_USAGE;
+    else if (place->size > 1)
+        code = train_as_rank(args, job, place);
     else if (place->size == 0 && elastic_is_wanted(args, count))
         code = launch_session(args, job, count);
-    else if (count == 1)
-        code = train_here(args, job, NULL, NULL);
-    else if (place->size > 0)
-        code = train_as_rank(args, job, place);
-    else if (stop_signals > 0)
-        code = CLI_INTERRUPTED; /* before any rank was started */
     else
-        code = launch_world(args, job, count);
+        code = train_here(args, job, NULL, NULL);
     tdm_job_document_destroy(document);
     return code;
 }
@@ -444,8 +430,8 @@ const cli_command cli_train = {
         "-n starts workers on this host, --hosts on several hosts by ssh. When a worker dies, the "
         "others finish its step and continue, and it is restarted. 'tandem join' and 'tandem leave' "
         "add and remove workers, 'tandem ps' lists them. Under mpirun and srun there is one worker "
-        "per task; on several hosts this needs 'store: etcd'. Under 'tandem run', or with "
-        "TANDEM_ELASTIC=0 or the transport mpi, the set of ranks is fixed: when a rank dies, the "
+        "per task; on several hosts this needs 'store: etcd'. Under 'tandem run', or with the "
+        "transport mpi or TANDEM_ELASTIC=0, the set of workers is fixed: when a worker dies, the "
         "others end with a message that names it, and the run can be resumed with any number of "
         "workers.\n\n"
         "The first Ctrl-C finishes the step, writes a checkpoint and prints how to resume; the "

@@ -24,17 +24,19 @@ enum { MAX_HOSTS = 1024, MAX_WORDS = 8 };
 
 /* ---- hosts and limits ------------------------------------------------------------------------------- */
 
-/* Whether -n alone starts a session. TANDEM_ELASTIC=0 selects a fixed world, for comparison. */
-static bool elastic_is_enabled(void)
+bool elastic_is_fixed(const cli_args *args)
 {
+    static const char *const options[] = {"hosts", "min", "max", "store"};
     const char *set = getenv("TANDEM_ELASTIC");
-    return !set || strcmp(set, "0") != 0;
+    bool is_fixed = set && strcmp(set, "0") == 0;
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++)
+        is_fixed = is_fixed && !cli_has(args, options[i]);
+    return is_fixed;
 }
 
 bool elastic_is_wanted(const cli_args *args, int64_t count)
 {
-    if (cli_has(args, "hosts") || cli_has(args, "max") || cli_has(args, "min")) return true;
-    return count > 1 && (elastic_is_enabled() || cli_has(args, "store"));
+    return count > 1 || cli_has(args, "hosts") || cli_has(args, "max") || cli_has(args, "min");
 }
 
 bool elastic_use_store(cli_args *args, tdm_arena *arena)
@@ -124,6 +126,8 @@ static bool read_limits(const cli_args *args, const tdm_job *job, int64_t starte
     if (!cli_int(args, "min", 1, TDM_MAX_RANKS, &min) ||
         !cli_int(args, "max", 1, TDM_MAX_RANKS, &max))
         return false;
+    options->is_fixed = elastic_is_fixed(args);
+    if (options->is_fixed) min = max = started;
     if (min < 1) min = 1;
     if (max < 1) max = started > min ? started : min;
     if (started > lanes || max > lanes) {

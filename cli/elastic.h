@@ -9,9 +9,11 @@
 #include <tandem/cluster.h>
 #include <tandem/elastic.h>
 
-/* Whether `count` workers run as a session, in which agents start workers and training survives the
- * death of one. */
+/* Whether this command starts `count` workers as a session, instead of training alone. */
 bool elastic_is_wanted(const cli_args *args, int64_t count);
+/* Whether workers that die end the run (TANDEM_ELASTIC=0, without an option that says otherwise), for
+ * comparison. */
+bool elastic_is_fixed(const cli_args *args);
 /* Adds the value of --store to the overrides of `args`. False after an error message. */
 bool elastic_use_store(cli_args *args, tdm_arena *arena);
 typedef struct elastic_plan {

@@ -36,7 +36,7 @@ static const char *why_fixed(const cli_args *args, const tdm_job *job, const tdm
                              char name[TDM_LAUNCH_NAME_BYTES])
 {
     if (strcmp(place->launcher, "tandem") == 0 || cli_has(args, "hosts") ||
-        !elastic_is_wanted(args, place->size) || strstr(elastic_transport(job), "mpi"))
+        elastic_is_fixed(args) || strstr(elastic_transport(job), "mpi"))
         return "";
     if (place->size > TDM_MAX_EPOCH_RANKS) return "there are more ranks than a session supports";
     if (place->local_rank < 0 || place->local_size < 1 || !tdm_comm_launch_name(place, name))

@@ -183,6 +183,7 @@ static void agent_on_look(tdm__loop_timer *timer)
     tdm_session_view view;
     tdm_arena *arena = tdm_arena_create("look");
     if (arena && tdm__agent_look(a, arena, &view)) {
+        a->is_fixed = view.is_fixed;
         if (view.stopping && a->phase == TDM__AGENT_RUNNING) agent_stop_workers(a);
         if (view.now) agent_kill_workers(a);
         if (view.ended) agent_take_verdict(a, &view);

@@ -92,6 +92,7 @@ typedef struct tdm__agent {
     double short_since_s; /* INFINITY: there are enough */
     char run[4096];       /* run directory; empty: not known */
 
+    bool is_fixed;    /* workers are not replaced: the session ends when one dies */
     bool was_refused; /* the others refuse the workers of this host */
     tdm__health health;
     tdm__disk_probe *disk_probe; /* NULL: not yet created */

@@ -4,7 +4,7 @@
  * The exit code shows the cause. An error of the job, the user or the host would affect every
  * worker: it ends the session. A death, or a failure of other members, leads to a restart:
  * immediately the first time, then after a delay that doubles, and not more often within the window
- * than the job allows. A crash (SIGSEGV and the like) that recurs at the same step is a bug that a
+ * than the job allows. In a session with a fixed set of workers it ends the session. A crash (SIGSEGV and the like) that recurs at the same step is a bug that a
  * restart cannot fix: the third one ends the session, no matter in which workers.
  */
 #include "base/timing.h"
@@ -55,6 +55,15 @@ void tdm__agent_plan_restart(tdm__agent *a, tdm__worker_slot *worker_slot, const
 {
     double now_s = tdm_clock_s();
     if (a->phase != TDM__AGENT_RUNNING) return;
+    if (a->is_fixed) {
+        char message[400];
+        snprintf(message, sizeof(message),
+                 "worker %d of host %s died (%s), and workers of this run are not replaced "
+                 "(TANDEM_ELASTIC=0)",
+                 (int)(worker_slot - a->worker_slots), a->options->host, why);
+        tdm__agent_end_session(a, TDM_ERR_PEER_FAILED, message);
+        return;
+    }
     if (worker_slot->start_count > 0)
         restarts_prune(worker_slot, now_s - a->options->restart_window_s);
     double pause = restart_pause_s(a, worker_slot->start_count);

@@ -71,6 +71,29 @@ test_the_result_is_that_of_one_process() {
     wait_for "$deadline" is_clean
 }
 
+# TANDEM_ELASTIC=0: the same bits and the same launcher, but a worker that dies ends the run.
+test_a_fixed_set_of_workers() {
+    local TANDEM_ELASTIC=0 want victim
+    assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=single
+    want=$(hash_in "$out")
+    assert_exit 0 tandem train job.yaml -n 3 --set run.dir=fixed
+    assert_equal "$(hash_in "$out")" "$want" "the hash of three"
+    assert_contains "$err" "4 lanes on 3 workers"
+    wait_for "$deadline" is_clean
+
+    start 2 "${long[@]}" --set checkpoint.every_epochs=10 --set run.dir=fixed
+    wait_for "$deadline" has_a_checkpoint fixed/tiny-2
+    victim=$(pid_of 1)
+    kill -9 "$victim"
+    end 6
+    assert_equal "$(grep -c 'worker [01] of host .* died (killed by signal 9 (Killed)), and' launcher.err)" 1 \
+        "lines that name it in: $(cat launcher.err)"
+    assert_contains "$(cat launcher.err)" "to resume      tandem train --resume fixed/tiny-2 -n 2"
+    assert_lacks "$(cat fixed/tiny-2/log.jsonl)" "is restarted"
+    assert_exit 0 tandem hash fixed/tiny-2
+}
+has_a_checkpoint() { [ -n "$(find "$1/checkpoints" -name 'step-*.safetensors' -print -quit 2>/dev/null)" ]; }
+
 # Any of them is killed; the others go on, and another one comes. Then it leaves, and another joins.
 test_workers_come_and_go() {
     start 3 --max 4 "${long[@]}" --set run.dir=go
