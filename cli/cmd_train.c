@@ -2,18 +2,18 @@
  * cmd_train.c: `tandem train`.
  *
  * The environment decides the role of this process. With a rank from a launcher (`tandem run`,
- * mpirun or srun) it is that rank or, under mpirun and srun, part of a session (tasks.c). Started by
- * an agent, it is a worker of a session, whose membership may change. Otherwise it trains alone
+ * mpirun or srun) it is that rank or, under mpirun and srun, part of a session (tasks.c). Started
+ * by an agent, it is a worker of a session, whose membership may change. Otherwise it trains alone
  * (-n 1) or becomes the launcher of a session.
  *
  * Only rank 0 prints, also after another process has become rank 0. Other ranks print only errors
  * that rank 0 cannot report: that they were rejected, or that rank 0 failed.
  *
- * The first Ctrl-C stops training after the current step; a checkpoint is written and the command to
- * resume is printed. The second Ctrl-C ends the process immediately; the last checkpoint stays valid,
- * as after a power failure. SIGTERM, which batch systems send, counts as the first Ctrl-C. A rank
- * ignores the second signal and leaves it to its launcher, which kills the ranks: a batch system may
- * send the first signal both to the launcher and to the ranks.
+ * The first Ctrl-C stops training after the current step; a checkpoint is written and the command
+ * to resume is printed. The second Ctrl-C ends the process immediately; the last checkpoint stays
+ * valid, as after a power failure. SIGTERM, which batch systems send, counts as the first Ctrl-C. A
+ * rank ignores the second signal and leaves it to its launcher, which kills the ranks: a batch
+ * system may send the first signal both to the launcher and to the ranks.
  *
  * SIGUSR1 requests a checkpoint after the current step; training continues.
  */
@@ -55,11 +55,10 @@ static volatile sig_atomic_t stop_signals;
 static volatile sig_atomic_t save_requested; /* and not yet passed to the training loop */
 static volatile sig_atomic_t stop_quietly;   /* --json, or not rank 0: print nothing */
 static volatile sig_atomic_t stop_patient;   /* a rank: ignore the second signal */
-static volatile sig_atomic_t
-    stop_at_once; /* the ranks are connecting: there is no step to finish */
+static volatile sig_atomic_t stop_at_once;   /* ranks are connecting: no step has to be finished */
 
-/* Prints immediately, because the current step may take long. On a terminal the message replaces the
- * progress line. */
+/* Prints immediately, because the current step may take long. On a terminal the message replaces
+ * the progress line. */
 static void on_signal(int number)
 {
     static const char erase[] = "\r\033[K";
@@ -114,14 +113,13 @@ static bool should_save(void *user)
     return requested;
 }
 
-/* Prints warnings; the rest is in log.jsonl. The error that ends training is printed at the end, so it
- * is not printed here. */
+/* Prints warnings; the rest is in log.jsonl. The error that ends training is printed at the end, so
+ * it is not printed here. */
 static void log_to_terminal(const tdm_log_record *record, void *user)
 {
     session *s = user;
     if (record->level != TDM_LOG_WARN) return;
-    if (!s->prints &&
-        s->worker) { /* the warning may concern rank 0, which this worker may replace */
+    if (!s->prints && s->worker) { /* it may become rank 0, whose warning this is */
         int at = s->held_warning_next++ % MAX_HELD_WARNINGS;
         snprintf(s->held_warnings[at], HELD_WARNING_BYTES, "%s", record->message);
         s->held_warning_s[at] = tdm_clock_s();
@@ -194,7 +192,8 @@ static bool is_auto(const char *resume)
     return resume && strcmp(resume, "auto") == 0;
 }
 
-/* The path of the job; without a JOB argument, the job.yaml of the run. NULL after an error message. */
+/* The path of the job; without a JOB argument, the job.yaml of the run. NULL after an error
+ * message. */
 static char *find_job(const cli_args *args, const char *resume, tdm_arena *arena)
 {
     if (is_auto(resume) && args->argument_count == 0) {
@@ -277,10 +276,10 @@ static int train_here(const cli_args *args, const tdm_job *job, tdm_comm *comm,
     return code;
 }
 
-/* ---- roles ------------------------------------------------------------------------------------ */
+/* ---- roles ----------------------------------------------------------------------------------- */
 
-/* '--resume auto': the newest run of the job that has a checkpoint, or a new one. Every rank finds the
- * same run, because no run is created before all ranks are connected. */
+/* '--resume auto': the newest run of the job that has a checkpoint, or a new one. Every rank finds
+ * the same run, because no run is created before all ranks are connected. */
 static int find_run(cli_args *args, const tdm_job *job, tdm_arena *arena)
 {
     char *path = NULL;
@@ -325,7 +324,8 @@ static int train_as_worker(cli_args *args, const char *path)
     return code;
 }
 
-/* A signal before this point ends the command; a later one stays pending for the session's launcher. */
+/* A signal before this point ends the command; a later one stays pending for the session's
+ * launcher. */
 static int launch_session(const cli_args *args, const tdm_job *job, int64_t count)
 {
     const elastic_plan plan = {.count = count};

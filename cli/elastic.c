@@ -1,9 +1,10 @@
 /*
  * elastic.c: the launcher of a session of `tandem train`.
  *
- * The job is already loaded and checked. The launcher passes it on as text, with all keys and absolute
- * paths, so that a worker that is restarted later has the same job even if the file has changed. Rank 0
- * prints, on streams that it inherited. The launcher prints only failures and the state of the agents.
+ * The job is already loaded and checked. The launcher passes it on as text, with all keys and
+ * absolute paths, so that a worker that is restarted later has the same job even if the file has
+ * changed. Rank 0 prints, on streams that it inherited. The launcher prints only failures and the
+ * state of the agents.
  */
 #include "elastic.h"
 
@@ -22,7 +23,7 @@
 
 enum { MAX_HOSTS = 1024, MAX_WORDS = 8 };
 
-/* ---- hosts and limits ------------------------------------------------------------------------------- */
+/* ---- hosts and limits ------------------------------------------------------------------------ */
 
 bool elastic_is_fixed(const cli_args *args)
 {
@@ -60,7 +61,8 @@ bool elastic_use_store(cli_args *args, tdm_arena *arena)
     return args->sets[args->set_count - 1] != NULL;
 }
 
-/* Parses a host such as "alpha" or "user@beta:4"; `usual` is the number of workers without a colon. */
+/* Parses a host such as "alpha" or "user@beta:4"; `usual` is the number of workers without a
+ * colon. */
 static bool read_host(char *text, int64_t usual, tdm_session_start *out)
 {
     static const char good[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
@@ -147,7 +149,7 @@ static bool read_limits(const cli_args *args, const tdm_job *job, int64_t starte
     return true;
 }
 
-/* ---- messages -------------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static void launcher_print(void *user, const char *text)
 {
@@ -186,7 +188,7 @@ static int launcher_finish(const cli_args *args, const tdm_session_result *resul
     return is_peer ? CLI_PEER : code;
 }
 
-/* ---- launching ------------------------------------------------------------------------------------- */
+/* ---- launching ------------------------------------------------------------------------------- */
 
 /* Fills the words of a worker's command line after `tandem train`, without the job. */
 static bool fill_words(const cli_args *args, tdm_arena *arena, const char **words)

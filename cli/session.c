@@ -22,7 +22,7 @@ static int no_memory(void)
     return CLI_FAILED;
 }
 
-/* ---- stores ----------------------------------------------------------------------------------------- */
+/* ---- stores ---------------------------------------------------------------------------------- */
 
 static int read_password(const char *path, tdm_arena *arena, tdm_kv_options *out)
 {
@@ -77,7 +77,7 @@ int session_store_at(const char *url, const char *job, tdm_arena *arena, tdm_kv_
     return code;
 }
 
-/* ---- searching -------------------------------------------------------------------------------------- */
+/* ---- searching ------------------------------------------------------------------------------- */
 
 /* Reads the state of a session. False: it has ended or has not started yet. */
 static bool session_read(const tdm_kv_options *kv_options, const char *session, tdm_arena *arena,
@@ -158,7 +158,7 @@ int session_scan(const cli_args *args, tdm_arena *arena, session_ref **out, size
     return kv.url ? scan_store(&kv, arena, out, out_count) : scan_here(arena, out, out_count);
 }
 
-/* ---- one session ------------------------------------------------------------------------------------ */
+/* ---- one session ----------------------------------------------------------------------------- */
 
 static const char *base_name(const char *path)
 {

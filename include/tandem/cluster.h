@@ -77,7 +77,7 @@ TDM_API void tdm_launch_forget(tdm_launch_result *result);
  *
  * The files of a session are in the runtime directory of the user: $TANDEM_RUNTIME,
  * $XDG_RUNTIME_DIR/tandem or /tmp/tandem-UID, with mode 700:
- *     SESSION.lock    a shared lock of every process of the session; unlocked: the session has ended
+ *     SESSION.lock    locked by every process of the session; unlocked: the session has ended
  *     SESSION.url     the address of its store
  *     SESSION.store   the store, if it is local
  *     SESSION.yaml    the job
@@ -357,7 +357,7 @@ TDM_API tdm_status tdm_tasks_lead(const tdm_tasks_options *options, tdm_tasks **
 TDM_API int tdm_tasks_missing(const tdm_tasks *tasks);
 /* Makes the other tasks exit with this code. NULL is fine. */
 TDM_API void tdm_tasks_end(tdm_tasks *tasks, int code);
-/* For the other tasks. Waits for the leader's exit code. TDM_ERR_TIMEOUT: there is no leader.
+/* For the other tasks. Waits for the leader's exit code. TDM_ERR_TIMEOUT: a leader was not found.
  * TDM_ERR_PEER_FAILED: the leader was killed. TDM_ERR_INTERRUPTED: should_stop returned true before
  * the leader was found. Later, signals with a handler that returns have no effect. */
 TDM_API tdm_status tdm_tasks_follow(const tdm_tasks_options *options, int *out_code,

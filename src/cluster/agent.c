@@ -39,8 +39,8 @@
 
 /* ---- set-up ---------------------------------------------------------------------------------- */
 
-static tdm_status check_options(const tdm_agent_options *given, tdm_agent_options *o,
-                                tdm_error *err)
+static tdm_status agent_check_options(const tdm_agent_options *given, tdm_agent_options *o,
+                                      tdm_error *err)
 {
     *o = *given;
     if (o->count == 0) o->count = 1;
@@ -302,7 +302,7 @@ static void agent_release(tdm__agent *a)
 tdm_status tdm_agent_run(const tdm_agent_options *options, tdm_agent_result *out, tdm_error *err)
 {
     tdm_agent_options checked;
-    TDM_TRY(check_options(options, &checked, err));
+    TDM_TRY(agent_check_options(options, &checked, err));
     tdm__agent a = {.options = &checked,
                     .streams = {-1, -1},
                     .lines = {.pipe = -1},

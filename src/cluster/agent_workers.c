@@ -1,5 +1,5 @@
 /*
- * agent_workers.c: the workers of an agent: their start, what the store says about them, their exit.
+ * agent_workers.c: the workers of an agent: start, state according to the store, exit.
  *
  * A worker has its own process group, an empty standard input, its log as output, and inherits the
  * launcher's streams, which it uses if it becomes rank 0. It does not die with its agent. Every
@@ -168,14 +168,14 @@ static void worker_on_exit(tdm__process *process, pid_t pid, int wait_status, vo
 
 /* ---- fenced workers -------------------------------------------------------------------------- */
 
-static bool is_rank(const tdm_session_view *view, const char *id)
+static bool view_has_rank(const tdm_session_view *view, const char *id)
 {
     for (int i = 0; i < view->rank_count; i++)
         if (strcmp(view->rank_ids[i], id) == 0) return true;
     return false;
 }
 
-static bool is_member(const tdm_session_view *view, const char *id)
+static bool view_has_member(const tdm_session_view *view, const char *id)
 {
     for (size_t i = 0; i < view->member_count; i++)
         if (strcmp(view->members[i].id, id) == 0) return true;
@@ -188,7 +188,8 @@ static tdm__worker_state worker_observe(const tdm__agent_worker *w, const tdm_se
     if (w->state == TDM__WORKER_LEAVING) return TDM__WORKER_LEAVING;
     for (size_t i = 0; i < view->leaver_count; i++)
         if (strcmp(view->leaver_ids[i], w->id) == 0) return TDM__WORKER_LEAVING;
-    if (is_rank(view, w->id)) return is_member(view, w->id) ? TDM__WORKER_RANK : TDM__WORKER_SILENT;
+    if (view_has_rank(view, w->id))
+        return view_has_member(view, w->id) ? TDM__WORKER_RANK : TDM__WORKER_SILENT;
     return w->state == TDM__WORKER_NEW ? TDM__WORKER_NEW : TDM__WORKER_OUTSIDE;
 }
 

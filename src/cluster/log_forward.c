@@ -212,8 +212,8 @@ void tdm__log_forward_write(tdm__log_forward *lines, const char *run)
 
 /* ---- store ----------------------------------------------------------------------------------- */
 
-/* The key of a batch, or the prefix of all batches if `agent` is NULL. Session names have no '+', so
- * this prefix is next to those of all sessions. */
+/* The key of a batch, or the prefix of all batches if `agent` is NULL. Session names have no '+',
+ * so it is not below the prefix of a session. */
 static const char *batch_key(char key[TDM_KV_KEY_BYTES], const char *session, const char *agent,
                              uint64_t number)
 {

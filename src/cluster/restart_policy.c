@@ -4,8 +4,9 @@
  * The exit code shows the cause. An error of the job, the user or the host would affect every
  * worker: it ends the session. A death, or a failure of other members, leads to a restart:
  * immediately the first time, then after a delay that doubles, and not more often within the window
- * than the job allows. In a session with a fixed set of workers it ends the session. A crash (SIGSEGV and the like) that recurs at the same step is a bug that a
- * restart cannot fix: the third one ends the session, no matter in which workers.
+ * than the job allows. In a session with a fixed set of workers it ends the session. A crash
+ * (SIGSEGV and the like) that recurs at the same step is a bug that a restart cannot fix: the third
+ * one ends the session, no matter in which workers.
  */
 #include "base/timing.h"
 #include "cluster/agent.h"
@@ -86,7 +87,7 @@ void tdm__agent_plan_restart(tdm__agent *a, tdm__worker_slot *worker_slot, const
 
 /* ---- end of session -------------------------------------------------------------------------- */
 
-static bool is_crash(int wait_status)
+static bool exit_is_crash(int wait_status)
 {
     if (!WIFSIGNALED(wait_status)) return false;
     switch (WTERMSIG(wait_status)) {
@@ -104,7 +105,7 @@ static bool worker_crashed_again(tdm__agent *a, const tdm__agent_worker *w, int 
                                  uint64_t step)
 {
     char how[TDM__EXIT_TEXT_BYTES], last[300], where[64] = "before their first step", message[900];
-    if (!is_crash(wait_status)) return false;
+    if (!exit_is_crash(wait_status)) return false;
     a->crash_count = step == a->crash_step ? a->crash_count + 1 : 1;
     a->crash_step = step;
     if (a->crash_count < MAX_CRASHES) return false;
@@ -169,10 +170,8 @@ static void worker_refused(tdm__agent *a, const tdm__worker_slot *worker_slot,
             strncmp(last, "tandem: ", 8) == 0 ? last + 8 : last);
 }
 
-/* An error has priority, then a requested stop. */
-static void agent_record_exit_code(tdm__agent *a, int code)
+void tdm__exit_code_take(int *best, int code)
 {
-    int *best = &a->result.exit_code;
     bool is_error = code >= 1 && code <= TDM_MAX_WORKER_ERROR;
     bool has_error = *best >= 1 && *best <= TDM_MAX_WORKER_ERROR;
     if (is_error && !has_error) *best = code;
@@ -186,7 +185,7 @@ void tdm__agent_judge(tdm__agent *a, tdm__worker_slot *worker_slot, const tdm__a
     tdm__exit_text(wait_status, how);
     if (worker_crashed_again(a, worker, wait_status, step)) return;
     int code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -1;
-    agent_record_exit_code(a, code);
+    tdm__exit_code_take(&a->result.exit_code, code);
     if (code >= 1 && code <= TDM_MAX_WORKER_ERROR)
         session_fail(a, worker, code);
     else if (code == TDM_WORKER_REFUSED)

@@ -486,11 +486,7 @@ static void agent_on_exit(tdm__process *process, pid_t pid, int wait_status, voi
              (code == SSH_FAILED || code == NO_PROGRAM || code == NO_PROGRAM + 1))
         agent_report_ssh_failure(l, agent->index, code);
 
-    bool is_error = code >= 1 && code <= TDM_MAX_WORKER_ERROR;
-    int *best = &l->result.exit_code;
-    if ((is_error && (*best == 0 || *best == TDM_WORKER_STOPPED)) ||
-        (code == TDM_WORKER_STOPPED && *best == 0))
-        *best = code;
+    tdm__exit_code_take(&l->result.exit_code, code);
 }
 
 /* ---- wait ------------------------------------------------------------------------------------ */
@@ -538,8 +534,8 @@ static bool session_all_gone(const launcher *l)
     return l->running.count == 0 && !l->has_members && !(l->options->coming > 0 && l->has_hosts);
 }
 
-/* A host that is cut off learns the result when it reaches the store again, so the launcher waits for
- * that if training had begun. */
+/* A host that is cut off learns the result when it reaches the store again, so the launcher waits
+ * for that if training had begun. */
 static void launcher_observe(launcher *l, double now_s)
 {
     launcher_state state = session_all_gone(l) ? LAUNCHER_ALONE : LAUNCHER_TRAINING;
@@ -555,8 +551,7 @@ static void launcher_observe(launcher *l, double now_s)
 static bool launcher_is_done(const launcher *l, double now_s)
 {
     if (now_s >= l->end_at_s) return true;
-    if (l->state ==
-        LAUNCHER_ENDED) /* waits for workers of other agents while they are in the store */
+    if (l->state == LAUNCHER_ENDED) /* workers of other agents may still be in the store */
         return l->running.count == 0 &&
                ((!l->result.agent_lost && l->options->coming == 0) || session_all_gone(l));
     if (l->state != LAUNCHER_ALONE) return false;

@@ -41,7 +41,7 @@ static tdm_status secret_fail(const char *where, tdm_error *err)
 }
 
 /* Reads a file that only its owner, this user or root, can read. */
-static tdm_status read_secret_file(const char *path, char out[TDM_SECRET_BYTES], tdm_error *err)
+static tdm_status secret_read_file(const char *path, char out[TDM_SECRET_BYTES], tdm_error *err)
 {
     struct stat about;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -70,7 +70,7 @@ static tdm_status secret_of_environment(char out[TDM_SECRET_BYTES], tdm_error *e
         snprintf(out, TDM_SECRET_BYTES, "%s", text);
         return TDM_OK;
     }
-    if (path && *path) return read_secret_file(path, out, err);
+    if (path && *path) return secret_read_file(path, out, err);
     return tdm_fail(err, TDM_ERR_NOT_FOUND, "the environment has no secret");
 }
 
@@ -97,7 +97,7 @@ tdm_status tdm_session_secret(const tdm_session_hold *hold, const char *given,
     }
     tdm_status status = secret_of_environment(out, err);
     if (status != TDM_ERR_NOT_FOUND) return status;
-    if (tdm_path_exists(hold->place.secret)) return read_secret_file(hold->place.secret, out, err);
+    if (tdm_path_exists(hold->place.secret)) return secret_read_file(hold->place.secret, out, err);
     return tdm_fail(err, TDM_ERR_NOT_FOUND,
                     "this host does not have the secret of session %s: set TANDEM_SECRET to the "
                     "same text here and where the session is started, or TANDEM_SECRET_FILE to a "

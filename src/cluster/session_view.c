@@ -41,7 +41,7 @@ bool tdm__session_is_of_host(const char *agent, const char *host)
 
 /* ---- read ------------------------------------------------------------------------------------ */
 
-static const tdm_json *parse(const char *value, tdm_arena *arena)
+static const tdm_json *value_parse(const char *value, tdm_arena *arena)
 {
     const tdm_json *object = NULL;
     if (tdm_json_parse(value, strlen(value), arena, &object, NULL) != TDM_OK) return NULL;
@@ -154,7 +154,7 @@ static void view_read_epoch(const tdm_json *epoch, tdm_arena *arena, tdm_session
     }
 }
 
-static int by_rank(const void *a, const void *b)
+static int member_compare(const void *a, const void *b)
 {
     const tdm_session_member *x = a, *y = b;
     if ((x->rank < 0) != (y->rank < 0)) return x->rank < 0 ? 1 : -1;
@@ -195,7 +195,7 @@ static void view_drop_gone_agents(tdm_session_view *view)
 /* Takes step, speed and run of the session from the rank with the newest values. */
 static void view_sum_up(tdm_session_view *view)
 {
-    qsort(view->members, view->member_count, sizeof(*view->members), by_rank);
+    qsort(view->members, view->member_count, sizeof(*view->members), member_compare);
     for (size_t i = 0; i < view->member_count; i++) {
         const tdm_session_member *m = &view->members[i];
         if (!view->run && m->run) view->run = m->run;
@@ -253,7 +253,7 @@ tdm_status tdm_session_look(tdm_kv *kv, const char *session, tdm_arena *arena,
             view.run = items[i].value;
             continue;
         }
-        const tdm_json *value = parse(items[i].value, arena);
+        const tdm_json *value = value_parse(items[i].value, arena);
         if (value) view_read_item(key, value, arena, &view, &epoch);
     }
     if (!view.name)
@@ -325,7 +325,7 @@ tdm_status tdm__session_ended(tdm_kv *kv, const char *session, tdm_status *statu
     if (!arena) return tdm_fail_oom(err, "for the result of the session");
     tdm_status got = tdm_kv_get(kv, ended_key(key, session), arena, &item, err);
     if (got == TDM_OK) {
-        const tdm_json *value = parse(item.value, arena);
+        const tdm_json *value = value_parse(item.value, arena);
         *status = (tdm_status)int_of(value, "status", TDM_ERR_INTERNAL);
         snprintf(message, 1000, "%s", text_of(value, "message", ""));
     }

@@ -53,7 +53,7 @@ typedef struct launcher {
 
 /* ---- set-up ---------------------------------------------------------------------------------- */
 
-static tdm_status random_text(char out[SECRET_TEXT], tdm_error *err)
+static tdm_status launcher_draw_text(char out[SECRET_TEXT], tdm_error *err)
 {
     uint8_t bytes[SECRET_BYTES];
     TDM_TRY(tdm_os_random(bytes, sizeof(bytes), err));
@@ -62,7 +62,7 @@ static tdm_status random_text(char out[SECRET_TEXT], tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status check_options(launcher *l, tdm_error *err)
+static tdm_status launcher_check_options(launcher *l, tdm_error *err)
 {
     const tdm_launch_options *o = l->options;
     tdm_cpu_info cpu;
@@ -111,7 +111,8 @@ static tdm_status run_directory_make(launcher *l, tdm_error *err)
     return tdm_fail(err, TDM_ERR_RANGE, "%s: the directory name is too long", l->options->run);
 }
 
-static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *walk)
+static int run_directory_remove_entry(const char *path, const struct stat *info, int type,
+                                      struct FTW *walk)
 {
     (void)info;
     (void)type;
@@ -123,7 +124,7 @@ static int remove_entry(const char *path, const struct stat *info, int type, str
 void tdm_launch_forget(tdm_launch_result *result)
 {
     if (!result->run_is_temporary || !result->run[0]) return;
-    nftw(result->run, remove_entry, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+    nftw(result->run, run_directory_remove_entry, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
     result->run[0] = '\0';
 }
 
@@ -277,7 +278,7 @@ static void rank_fill_environment(const launcher *l, int index, tdm__environment
 }
 
 /* The first rank inherits the launcher's standard input, unless that is a terminal. */
-static bool input_is_ours(void)
+static bool launcher_has_input(void)
 {
     struct stat info;
     return fstat(STDIN_FILENO, &info) == 0 && !isatty(STDIN_FILENO);
@@ -289,7 +290,7 @@ static tdm_status rank_start(launcher *l, int index, tdm_error *err)
     tdm__spawn_options options = {.program = l->options->program,
                                   .place = l->places ? &l->places[index] : NULL,
                                   .dies_with = getpid(),
-                                  .keeps_input = index == 0 && input_is_ours(),
+                                  .keeps_input = index == 0 && launcher_has_input(),
                                   .input = -1,
                                   .output = {-1, -1}};
     l->ranks[index].rank = l->first_rank + index;
@@ -311,8 +312,8 @@ static tdm_status launcher_start(launcher *l, tdm_error *err)
 {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     char name[SECRET_TEXT];
-    TDM_TRY(random_text(name, err));
-    TDM_TRY(random_text(l->secret, err));
+    TDM_TRY(launcher_draw_text(name, err));
+    TDM_TRY(launcher_draw_text(l->secret, err));
     snprintf(l->rendezvous, sizeof(l->rendezvous), "unix:tandem-%s", name);
     TDM_TRY(run_directory_make(l, err));
     l->ranks = calloc((size_t)l->count, sizeof(*l->ranks));
@@ -370,7 +371,7 @@ tdm_status tdm_launch(const tdm_launch_options *options, tdm_launch_result *out,
                   .drain_timer = {.on_time = launcher_on_drained, .user = &l},
                   .result = {.failed_rank = -1}};
     tdm_error ignored;
-    TDM_TRY(check_options(&l, err));
+    TDM_TRY(launcher_check_options(&l, err));
     tdm_status status = launcher_start(&l, err);
     if (status == TDM_OK) {
         status = launcher_loop(&l, err);

@@ -4,9 +4,9 @@
  * Every rank writes to its own pipes. The output is split at newlines, and a line is added to the
  * queue of the output stream as a whole, so lines never mix. Bytes are not changed, including
  * zeros. A line longer than MAX_LINE bytes is split, which bounds the memory. The queue is bounded
- * as well: when it is full, the pipes are not read until it is empty, so a rank that writes too fast
- * blocks. When the reader of the output stream is gone, the pipes of the ranks are closed, and the
- * ranks get the same error as without labels.
+ * as well: when it is full, the pipes are not read until it is empty, so a rank that writes too
+ * fast blocks. When the reader of the output stream is gone, the pipes of the ranks are closed, and
+ * the ranks get the same error as without labels.
  */
 #include "base/base.h"
 #include "launch/launch.h"
@@ -110,7 +110,7 @@ static void stream_on_readable(tdm__loop_watch *watch, unsigned ready)
     stream_close(stream);
 }
 
-/* ---- the launcher's streams ------------------------------------------------------------------- */
+/* ---- the launcher's streams ------------------------------------------------------------------ */
 
 static void queue_on_writable(tdm__loop_watch *watch, unsigned ready)
 {
@@ -134,7 +134,7 @@ static void queue_on_writable(tdm__loop_watch *watch, unsigned ready)
     if (queue->is_paused) queue_pause(queue, false);
 }
 
-/* ---- all -------------------------------------------------------------------------------------- */
+/* ---- all ------------------------------------------------------------------------------------- */
 
 tdm_status tdm__output_init(tdm__output *output, tdm__loop *loop, int rank_count, tdm_error *err)
 {

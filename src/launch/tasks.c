@@ -8,8 +8,8 @@
  * the leader's core. The socket is in the abstract namespace, so nothing is left behind. Both sides
  * check that the other is the same user.
  *
- * Invariant: a leader never waits for the others beyond TDM__TIMING_TASKS_MEET_S; tasks that connect later get the
- * exit code as well.
+ * Invariant: a leader never waits for the others beyond TDM__TIMING_TASKS_MEET_S; tasks that connect
+ * later get the exit code as well.
  */
 #include "base/base.h"
 #include "base/timing.h"
@@ -58,8 +58,8 @@ typedef struct farewell {
 
 /* ---- socket ---------------------------------------------------------------------------------- */
 
-static tdm_status make_address(const char *name, struct sockaddr_un *out, socklen_t *bytes,
-                               tdm_error *err)
+static tdm_status tasks_address(const char *name, struct sockaddr_un *out, socklen_t *bytes,
+                                tdm_error *err)
 {
     *out = (struct sockaddr_un){.sun_family = AF_UNIX};
     int length = snprintf(out->sun_path + 1, sizeof(out->sun_path) - 1, "tandem-tasks-%lu-%s",
@@ -70,7 +70,7 @@ static tdm_status make_address(const char *name, struct sockaddr_un *out, sockle
     return TDM_OK;
 }
 
-static bool is_same_user(int fd)
+static bool peer_is_same_user(int fd)
 {
     struct ucred peer;
     socklen_t bytes = sizeof(peer);
@@ -101,7 +101,7 @@ static void tasks_accept(tdm_tasks *tasks)
         int fd = accept4(tasks->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
         if (fd < 0) return;
-        if (!is_same_user(fd)) {
+        if (!peer_is_same_user(fd)) {
             close(fd);
             continue;
         }
@@ -125,7 +125,7 @@ static tdm_status tasks_listen(const char *name, int count, int *out, tdm_error 
 {
     struct sockaddr_un address;
     socklen_t bytes = 0;
-    TDM_TRY(make_address(name, &address, &bytes, err));
+    TDM_TRY(tasks_address(name, &address, &bytes, err));
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return tdm_os_fail(err, "cannot create", "a socket");
     *out = fd;
@@ -204,7 +204,8 @@ static int leader_try(const struct sockaddr_un *address, socklen_t bytes)
 {
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
-    if (connect(fd, (const struct sockaddr *)address, bytes) == 0 && is_same_user(fd)) return fd;
+    if (connect(fd, (const struct sockaddr *)address, bytes) == 0 && peer_is_same_user(fd))
+        return fd;
     close(fd);
     return -1;
 }
@@ -213,7 +214,7 @@ static tdm_status leader_find(const tdm_tasks_options *o, int *out, tdm_error *e
 {
     struct sockaddr_un address;
     socklen_t bytes = 0;
-    TDM_TRY(make_address(o->name, &address, &bytes, err));
+    TDM_TRY(tasks_address(o->name, &address, &bytes, err));
     double until_s = tdm_clock_s() + TDM__TIMING_TASKS_FIND_S;
     for (double pause_s = TDM__TIMING_TASKS_MIN_PAUSE_S; tdm_clock_s() < until_s;) {
         if (o->should_stop && o->should_stop(o->user))
