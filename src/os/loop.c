@@ -95,6 +95,7 @@ static void watch_unlink(tdm__loop *loop, tdm__loop_watch *watch)
 tdm_status tdm__loop_watch_set(tdm__loop *loop, tdm__loop_watch *watch, unsigned events,
                                tdm_error *err)
 {
+    if (watch->is_in_epoll && watch->events == events) return TDM_OK;
     watch->events = events;
     if (watch->is_always_ready) {
         if (events == 0) watch_unlink(loop, watch);
