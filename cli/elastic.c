@@ -65,7 +65,6 @@ bool elastic_use_store(cli_args *args, tdm_arena *arena)
  * colon. */
 static bool read_host(char *text, int64_t usual, tdm_session_start *out)
 {
-    static const char good[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
     char *colon = strchr(text, ':'), *end = NULL;
     int64_t count = usual;
     if (colon) {
@@ -79,8 +78,7 @@ static bool read_host(char *text, int64_t usual, tdm_session_start *out)
         }
     }
     const char *at = strchr(text, '@'), *name = at ? at + 1 : text;
-    if (!*name || *name == '-' || *name == '.' || strspn(name, good) != strlen(name) ||
-        strlen(name) >= TDM_HOST_BYTES || *text == '-') {
+    if (!session_name_is_valid(name, TDM_HOST_BYTES) || *name == '-' || *text == '-') {
         cli_error("train: '--hosts': '%s' is not a valid host name", text);
         return false;
     }

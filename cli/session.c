@@ -225,6 +225,12 @@ int session_ask(const session_ref *ref, const char *request)
     return status == TDM_OK ? CLI_OK : cli_fail(&err);
 }
 
+bool session_name_is_valid(const char *text, size_t bytes)
+{
+    static const char good[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    return *text && *text != '.' && strlen(text) < bytes && strspn(text, good) == strlen(text);
+}
+
 const char *session_self(const char *command, tdm_arena *arena)
 {
     char self[PATH_MAX];

@@ -38,6 +38,8 @@ int session_find(const cli_args *args, const char *word, tdm_arena *arena, sessi
 int session_ask(const session_ref *ref, const char *request);
 /* The name of the run, or of the session before it has a run. */
 const char *session_title(const tdm_session_view *view);
+/* Whether the text is valid in keys of the store and in file names, and shorter than `bytes`. */
+bool session_name_is_valid(const char *text, size_t bytes);
 /* The path of this program; NULL after an error message of the command. */
 const char *session_self(const char *command, tdm_arena *arena);
 

@@ -25,9 +25,8 @@
 #include <unistd.h>
 
 enum { LOOK_MS = 100, WATCH_MS = 500 };
-static const double begin_s = 60; /* timeout for the launcher's task to start the session */
-static const double nobody_s =
-    15; /* timeout without agents and workers; longer than their leases */
+static const double begin_s = 60;  /* timeout for the launcher's task to start the session */
+static const double nobody_s = 15; /* timeout without agents and workers, after their leases */
 
 /* ---- session or fixed world ------------------------------------------------------------------ */
 
@@ -46,13 +45,6 @@ static const char *why_fixed(const cli_args *args, const tdm_job *job, const tdm
     return NULL;
 }
 
-/* Whether the text is valid in keys of the store and in file names. */
-static bool is_name(const char *text, size_t bytes)
-{
-    static const char good[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
-    return *text && *text != '.' && strlen(text) < bytes && strspn(text, good) == strlen(text);
-}
-
 /* The name of this host in the session. */
 static void name_host(const tdm_comm_place *place, char out[TDM_HOST_BYTES])
 {
@@ -63,7 +55,7 @@ static void name_host(const tdm_comm_place *place, char out[TDM_HOST_BYTES])
         set = own;
     }
     /* The rank of the first task of a host is unique. */
-    if (is_name(set, TDM_HOST_BYTES))
+    if (session_name_is_valid(set, TDM_HOST_BYTES))
         snprintf(out, TDM_HOST_BYTES, "%s", set);
     else
         snprintf(out, TDM_HOST_BYTES, "host-%d", place->rank - place->local_rank);
@@ -81,7 +73,7 @@ bool tasks_are_session(const cli_args *args, const tdm_job *job, const tdm_comm_
     name_host(place, out->host);
     snprintf(out->meeting, sizeof(out->meeting), "%s-%s", name, out->host);
     snprintf(out->session, sizeof(out->session), "%.24s-%s", job->name, name);
-    if (!is_name(out->session, sizeof(out->session)))
+    if (!session_name_is_valid(out->session, sizeof(out->session)))
         snprintf(out->session, sizeof(out->session), "s-%s", name);
     return true;
 }

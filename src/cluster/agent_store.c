@@ -1,9 +1,9 @@
 /*
  * agent_store.c: what an agent writes to the store and reads from it.
  *
- * Its record has a lease; an expired lease (the store was away) is replaced. When the store does
- * not respond, workers are left alone: they detect themselves when they must leave. The outage is
- * logged once, and its end once.
+ * Its record has a lease; a lease that expired while the store could not be reached is replaced.
+ * When the store does not respond, the agent does not touch its workers: each worker detects by
+ * itself when it must leave. The outage is logged once, and its end once.
  */
 #include "base/timing.h"
 #include "cluster/agent.h"

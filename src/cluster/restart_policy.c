@@ -1,12 +1,18 @@
 /*
  * restart_policy.c: decides what follows when a worker has exited.
  *
- * The exit code shows the cause. An error of the job, the user or the host would affect every
- * worker: it ends the session. A death, or a failure of other members, leads to a restart:
- * immediately the first time, then after a delay that doubles, and not more often within the window
- * than the job allows. In a session with a fixed set of workers it ends the session. A crash
- * (SIGSEGV and the like) that recurs at the same step is a bug that a restart cannot fix: the third
- * one ends the session, no matter in which workers.
+ *     exit                                     what follows
+ *     code 0, TDM_WORKER_LEFT, _STOPPED        nothing
+ *     code 1 to TDM_MAX_WORKER_ERROR           the session ends: any worker would meet this error
+ *     a crash, the third one at the same step  the session ends: a bug, which a restart cannot fix,
+ *                                              no matter in which workers it occurred
+ *     TDM_WORKER_REFUSED                       the worker slot stays empty: the other members would
+ *                                              refuse each worker of this host
+ *     any other code or signal                 a restart; in a session with a fixed set of workers
+ *                                              the session ends
+ *
+ * The first restart follows at once, the next ones after a delay that doubles. After as many restarts
+ * within the window as the job allows, the worker slot stays empty.
  */
 #include "base/timing.h"
 #include "cluster/agent.h"

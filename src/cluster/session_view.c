@@ -287,7 +287,7 @@ tdm_status tdm_session_names(tdm_kv *kv, tdm_arena *arena, const char *const **o
 
 /* ---- requests and result --------------------------------------------------------------------- */
 
-/* Session names have no '+', so this key is next to those of all sessions. */
+/* Session names have no '+', so this key is not below the prefix of a session. */
 static const char *ended_key(char key[TDM_KV_KEY_BYTES], const char *session)
 {
     snprintf(key, TDM_KV_KEY_BYTES, "tandem/%s+ended", session);
