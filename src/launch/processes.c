@@ -10,6 +10,7 @@
  *     ASKED -> KILLED       processes_on_time (after on_late), tdm__processes_kill
  *     NONE -> KILLED        tdm__processes_kill
  *     KILLED -> ABANDONED   processes_on_time
+ *     ABANDONED -> KILLED   process_link, for a process that is added later
  *
  * Invariants: a process is in a set from its start until it has been waited for; each process of a
  * set in stage KILLED was sent SIGKILL. One thread, that of the loop.
