@@ -1,10 +1,10 @@
 /*
- * cmd_agent.c: `tandem agent`, which `tandem train` and `tandem join` start on each host. It starts the
- * workers of a session on the host, monitors them, and restarts them.
+ * cmd_agent.c: `tandem agent`, which `tandem train` and `tandem join` start on each host. It starts
+ * the workers of a session on the host, monitors them, and restarts them.
  *
- * The job comes from a file, or from standard input if the agent is started by ssh. Words after '--' are
- * passed to the `tandem train` of the workers. Warnings go to standard error, which is the launcher's, and
- * to the run's log.
+ * The job comes from a file, or from standard input if the agent is started by ssh. Words after
+ * '--' are passed to the `tandem train` of the workers. Warnings go to standard error, which is the
+ * launcher's, and to the run's log.
  */
 #include "session.h"
 

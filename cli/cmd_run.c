@@ -1,5 +1,6 @@
 /*
- * cmd_run.c: `tandem run`: starts the ranks of a world on this host, and ends all of them when one fails.
+ * cmd_run.c: `tandem run`: starts the ranks of a world on this host, and ends all of them when one
+ * fails.
  */
 #include "cli.h"
 

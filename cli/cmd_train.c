@@ -1,19 +1,19 @@
 /*
  * cmd_train.c: `tandem train`.
  *
- * The environment decides the role of this process. With a rank from a launcher (this command,
- * `tandem run`, mpirun or srun) it is that rank or, under mpirun and srun, part of a session
- * (tasks.c). Started by an agent, it is a worker of a session, whose membership may change.
- * Otherwise it trains alone (-n 1) or becomes the launcher.
+ * The environment decides the role of this process. With a rank from a launcher (`tandem run`,
+ * mpirun or srun) it is that rank or, under mpirun and srun, part of a session (tasks.c). Started
+ * by an agent, it is a worker of a session, whose membership may change. Otherwise it trains alone
+ * (-n 1) or becomes the launcher of a session.
  *
  * Only rank 0 prints, also after another process has become rank 0. Other ranks print only errors
  * that rank 0 cannot report: that they were rejected, or that rank 0 failed.
  *
- * The first Ctrl-C stops training after the current step; a checkpoint is written and the command to
- * resume is printed. The second Ctrl-C ends the process immediately; the last checkpoint stays valid,
- * as after a power failure. SIGTERM, which batch systems send, counts as the first Ctrl-C. A rank
- * ignores the second signal and leaves it to its launcher, which kills the ranks: a batch system may
- * send the first signal both to the launcher and to the ranks.
+ * The first Ctrl-C stops training after the current step; a checkpoint is written and the command
+ * to resume is printed. The second Ctrl-C ends the process immediately; the last checkpoint stays
+ * valid, as after a power failure. SIGTERM, which batch systems send, counts as the first Ctrl-C. A
+ * rank ignores the second signal and leaves it to its launcher, which kills the ranks: a batch
+ * system may send the first signal both to the launcher and to the ranks.
  *
  * SIGUSR1 requests a checkpoint after the current step; training continues.
  */
@@ -55,11 +55,10 @@ static volatile sig_atomic_t stop_signals;
 static volatile sig_atomic_t save_requested; /* and not yet passed to the training loop */
 static volatile sig_atomic_t stop_quietly;   /* --json, or not rank 0: print nothing */
 static volatile sig_atomic_t stop_patient;   /* a rank: ignore the second signal */
-static volatile sig_atomic_t
-    stop_at_once; /* the ranks are connecting: there is no step to finish */
+static volatile sig_atomic_t stop_at_once;   /* ranks are connecting: no step has to be finished */
 
-/* Prints immediately, because the current step may take long. On a terminal the message replaces the
- * progress line. */
+/* Prints immediately, because the current step may take long. On a terminal the message replaces
+ * the progress line. */
 static void on_signal(int number)
 {
     static const char erase[] = "\r\033[K";
@@ -114,14 +113,13 @@ static bool should_save(void *user)
     return requested;
 }
 
-/* Prints warnings; the rest is in log.jsonl. The error that ends training is printed at the end, so it
- * is not printed here. */
+/* Prints warnings; the rest is in log.jsonl. The error that ends training is printed at the end, so
+ * it is not printed here. */
 static void log_to_terminal(const tdm_log_record *record, void *user)
 {
     session *s = user;
     if (record->level != TDM_LOG_WARN) return;
-    if (!s->prints &&
-        s->worker) { /* the warning may concern rank 0, which this worker may replace */
+    if (!s->prints && s->worker) { /* it may become rank 0, whose warning this is */
         int at = s->held_warning_next++ % MAX_HELD_WARNINGS;
         snprintf(s->held_warnings[at], HELD_WARNING_BYTES, "%s", record->message);
         s->held_warning_s[at] = tdm_clock_s();
@@ -194,7 +192,8 @@ static bool is_auto(const char *resume)
     return resume && strcmp(resume, "auto") == 0;
 }
 
-/* The path of the job; without a JOB argument, the job.yaml of the run. NULL after an error message. */
+/* The path of the job; without a JOB argument, the job.yaml of the run. NULL after an error
+ * message. */
 static char *find_job(const cli_args *args, const char *resume, tdm_arena *arena)
 {
     if (is_auto(resume) && args->argument_count == 0) {
@@ -277,10 +276,10 @@ static int train_here(const cli_args *args, const tdm_job *job, tdm_comm *comm,
     return code;
 }
 
-/* ---- roles ------------------------------------------------------------------------------------ */
+/* ---- roles ----------------------------------------------------------------------------------- */
 
-/* '--resume auto': the newest run of the job that has a checkpoint, or a new one. Every rank finds the
- * same run, because no run is created before all ranks are connected. */
+/* '--resume auto': the newest run of the job that has a checkpoint, or a new one. Every rank finds
+ * the same run, because no run is created before all ranks are connected. */
 static int find_run(cli_args *args, const tdm_job *job, tdm_arena *arena)
 {
     char *path = NULL;
@@ -325,22 +324,13 @@ static int train_as_worker(cli_args *args, const char *path)
     return code;
 }
 
-/* A signal before this point ends the command; a later one stays pending for the session's launcher. */
+/* A signal before this point ends the command; a later one stays pending for the session's
+ * launcher. */
 static int launch_session(const cli_args *args, const tdm_job *job, int64_t count)
 {
     const elastic_plan plan = {.count = count};
     elastic_hold_signals();
     return stop_signals > 0 ? CLI_INTERRUPTED : elastic_launch(args, job, &plan);
-}
-
-/* SIGUSR1 is blocked here and inherited by the ranks, which unblock it when they handle it. */
-static int launch_world(const cli_args *args, const tdm_job *job, int count)
-{
-    sigset_t held;
-    sigemptyset(&held);
-    sigaddset(&held, SIGUSR1);
-    sigprocmask(SIG_BLOCK, &held, NULL);
-    return world_launch(args, job, count);
 }
 
 /* Rejects the options of sessions in a rank of a fixed world, which cannot start workers. */
@@ -374,16 +364,12 @@ static int train_job(cli_args *args, const char *path, const tdm_comm_place *pla
         code = tasks_train(args, job, place, &plan, should_stop);
     else if (!check_rank_options(args, place))
         code = CLI_USAGE;
+    else if (place->size > 1)
+        code = train_as_rank(args, job, place);
     else if (place->size == 0 && elastic_is_wanted(args, count))
         code = launch_session(args, job, count);
-    else if (count == 1)
-        code = train_here(args, job, NULL, NULL);
-    else if (place->size > 0)
-        code = train_as_rank(args, job, place);
-    else if (stop_signals > 0)
-        code = CLI_INTERRUPTED; /* before any rank was started */
     else
-        code = launch_world(args, job, count);
+        code = train_here(args, job, NULL, NULL);
     tdm_job_document_destroy(document);
     return code;
 }
@@ -444,8 +430,8 @@ const cli_command cli_train = {
         "-n starts workers on this host, --hosts on several hosts by ssh. When a worker dies, the "
         "others finish its step and continue, and it is restarted. 'tandem join' and 'tandem leave' "
         "add and remove workers, 'tandem ps' lists them. Under mpirun and srun there is one worker "
-        "per task; on several hosts this needs 'store: etcd'. Under 'tandem run', or with "
-        "TANDEM_ELASTIC=0 or the transport mpi, the set of ranks is fixed: when a rank dies, the "
+        "per task; on several hosts this needs 'store: etcd'. Under 'tandem run', or with the "
+        "transport mpi or TANDEM_ELASTIC=0, the set of workers is fixed: when a worker dies, the "
         "others end with a message that names it, and the run can be resumed with any number of "
         "workers.\n\n"
         "The first Ctrl-C finishes the step, writes a checkpoint and prints how to resume; the "

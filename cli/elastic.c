@@ -1,9 +1,10 @@
 /*
  * elastic.c: the launcher of a session of `tandem train`.
  *
- * The job is already loaded and checked. The launcher passes it on as text, with all keys and absolute
- * paths, so that a worker that is restarted later has the same job even if the file has changed. Rank 0
- * prints, on streams that it inherited. The launcher prints only failures and the state of the agents.
+ * The job is already loaded and checked. The launcher passes it on as text, with all keys and
+ * absolute paths, so that a worker that is restarted later has the same job even if the file has
+ * changed. Rank 0 prints, on streams that it inherited. The launcher prints only failures and the
+ * state of the agents.
  */
 #include "elastic.h"
 
@@ -22,19 +23,21 @@
 
 enum { MAX_HOSTS = 1024, MAX_WORDS = 8 };
 
-/* ---- hosts and limits ------------------------------------------------------------------------------- */
+/* ---- hosts and limits ------------------------------------------------------------------------ */
 
-/* Whether -n alone starts a session. TANDEM_ELASTIC=0 selects a fixed world, for comparison. */
-static bool elastic_is_enabled(void)
+bool elastic_is_fixed(const cli_args *args)
 {
+    static const char *const options[] = {"hosts", "min", "max", "store"};
     const char *set = getenv("TANDEM_ELASTIC");
-    return !set || strcmp(set, "0") != 0;
+    bool is_fixed = set && strcmp(set, "0") == 0;
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++)
+        is_fixed = is_fixed && !cli_has(args, options[i]);
+    return is_fixed;
 }
 
 bool elastic_is_wanted(const cli_args *args, int64_t count)
 {
-    if (cli_has(args, "hosts") || cli_has(args, "max") || cli_has(args, "min")) return true;
-    return count > 1 && (elastic_is_enabled() || cli_has(args, "store"));
+    return count > 1 || cli_has(args, "hosts") || cli_has(args, "max") || cli_has(args, "min");
 }
 
 bool elastic_use_store(cli_args *args, tdm_arena *arena)
@@ -58,10 +61,10 @@ bool elastic_use_store(cli_args *args, tdm_arena *arena)
     return args->sets[args->set_count - 1] != NULL;
 }
 
-/* Parses a host such as "alpha" or "user@beta:4"; `usual` is the number of workers without a colon. */
+/* Parses a host such as "alpha" or "user@beta:4"; `usual` is the number of workers without a
+ * colon. */
 static bool read_host(char *text, int64_t usual, tdm_session_start *out)
 {
-    static const char good[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
     char *colon = strchr(text, ':'), *end = NULL;
     int64_t count = usual;
     if (colon) {
@@ -75,8 +78,7 @@ static bool read_host(char *text, int64_t usual, tdm_session_start *out)
         }
     }
     const char *at = strchr(text, '@'), *name = at ? at + 1 : text;
-    if (!*name || *name == '-' || *name == '.' || strspn(name, good) != strlen(name) ||
-        strlen(name) >= TDM_HOST_BYTES || *text == '-') {
+    if (!session_name_is_valid(name, TDM_HOST_BYTES) || *name == '-' || *text == '-') {
         cli_error("train: '--hosts': '%s' is not a valid host name", text);
         return false;
     }
@@ -124,6 +126,8 @@ static bool read_limits(const cli_args *args, const tdm_job *job, int64_t starte
     if (!cli_int(args, "min", 1, TDM_MAX_RANKS, &min) ||
         !cli_int(args, "max", 1, TDM_MAX_RANKS, &max))
         return false;
+    options->is_fixed = elastic_is_fixed(args);
+    if (options->is_fixed) min = max = started;
     if (min < 1) min = 1;
     if (max < 1) max = started > min ? started : min;
     if (started > lanes || max > lanes) {
@@ -143,7 +147,7 @@ static bool read_limits(const cli_args *args, const tdm_job *job, int64_t starte
     return true;
 }
 
-/* ---- messages -------------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static void launcher_print(void *user, const char *text)
 {
@@ -182,7 +186,7 @@ static int launcher_finish(const cli_args *args, const tdm_session_result *resul
     return is_peer ? CLI_PEER : code;
 }
 
-/* ---- launching ------------------------------------------------------------------------------------- */
+/* ---- launching ------------------------------------------------------------------------------- */
 
 /* Fills the words of a worker's command line after `tandem train`, without the job. */
 static bool fill_words(const cli_args *args, tdm_arena *arena, const char **words)

@@ -9,9 +9,11 @@
 #include <tandem/cluster.h>
 #include <tandem/elastic.h>
 
-/* Whether `count` workers run as a session, in which agents start workers and training survives the
- * death of one. */
+/* Whether this command starts `count` workers as a session, instead of training alone. */
 bool elastic_is_wanted(const cli_args *args, int64_t count);
+/* Whether workers that die end the run (TANDEM_ELASTIC=0, without an option that says otherwise),
+ * for comparison. */
+bool elastic_is_fixed(const cli_args *args);
 /* Adds the value of --store to the overrides of `args`. False after an error message. */
 bool elastic_use_store(cli_args *args, tdm_arena *arena);
 typedef struct elastic_plan {
@@ -20,13 +22,14 @@ typedef struct elastic_plan {
     const char *session; /* its name; NULL: generated */
     const char *host;    /* the name of this host in the session; NULL: the host name */
 } elastic_plan;
-/* Blocks SIGINT, SIGTERM and SIGUSR1, so that they stay pending until a launcher or an agent in this
- * process handles them. */
+/* Blocks SIGINT, SIGTERM and SIGUSR1, so that they stay pending until a launcher or an agent in
+ * this process handles them. */
 void elastic_hold_signals(void);
 /* Starts a session, waits for its end, and returns its exit code. */
 int elastic_launch(const cli_args *args, const tdm_job *job, const elastic_plan *plan);
 
-/* The transport, such as "auto" or "shm+ucx"; from the job, or from the environment if that is auto. */
+/* The transport, such as "auto" or "shm+ucx"; from the job, or from the environment if that is
+ * auto. */
 const char *elastic_transport(const tdm_job *job);
 
 /* This process as a worker of a session. */
@@ -45,7 +48,8 @@ bool elastic_is_worker(void);
 /* Joins the session and returns an exit code; prints a message on failure. */
 int elastic_join(const tdm_job *job, elastic_worker *out);
 void elastic_leave(elastic_worker *worker);
-/* Returns the exit code for this error, and reports it to the session if it concerns all workers. */
+/* Returns the exit code for this error, and reports it to the session if it concerns all
+ * workers. */
 int elastic_fail(elastic_worker *worker, const tdm_error *err);
 
 #endif

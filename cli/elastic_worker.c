@@ -2,9 +2,9 @@
  * elastic_worker.c: this process as a worker of a session: it reads what its agent put into the
  * environment, joins the session, and reports errors to it.
  *
- * Limits come from the session, not from the job, because --min and --max are options of the launcher. A
- * worker writes an error that concerns all workers to the store before it ends; the first error written
- * is the one that the session reports.
+ * Limits come from the session, not from the job, because --min and --max are options of the
+ * launcher. A worker writes an error that concerns all workers to the store before it ends; the
+ * first error written is the one that the session reports.
  */
 #include "elastic.h"
 
@@ -46,8 +46,9 @@ static tdm_status read_limits(const elastic_worker *w, tdm_member_options *optio
     return TDM_OK;
 }
 
-/* Selects the shared memory segment for the state. Ranks of one host that do not communicate through
- * shared memory treat each other as separate hosts: each keeps its own state in its own segment. */
+/* Selects the shared memory segment for the state. Ranks of one host that do not communicate
+ * through shared memory treat each other as separate hosts: each keeps its own state in its own
+ * segment. */
 static tdm_status worker_open_shm(const tdm_job *job, elastic_worker *w, tdm_error *err)
 {
     const char *transport = elastic_transport(job);

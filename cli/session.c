@@ -22,7 +22,7 @@ static int no_memory(void)
     return CLI_FAILED;
 }
 
-/* ---- stores ----------------------------------------------------------------------------------------- */
+/* ---- stores ---------------------------------------------------------------------------------- */
 
 static int read_password(const char *path, tdm_arena *arena, tdm_kv_options *out)
 {
@@ -77,7 +77,7 @@ int session_store_at(const char *url, const char *job, tdm_arena *arena, tdm_kv_
     return code;
 }
 
-/* ---- searching -------------------------------------------------------------------------------------- */
+/* ---- searching ------------------------------------------------------------------------------- */
 
 /* Reads the state of a session. False: it has ended or has not started yet. */
 static bool session_read(const tdm_kv_options *kv_options, const char *session, tdm_arena *arena,
@@ -158,7 +158,7 @@ int session_scan(const cli_args *args, tdm_arena *arena, session_ref **out, size
     return kv.url ? scan_store(&kv, arena, out, out_count) : scan_here(arena, out, out_count);
 }
 
-/* ---- one session ------------------------------------------------------------------------------------ */
+/* ---- one session ----------------------------------------------------------------------------- */
 
 static const char *base_name(const char *path)
 {
@@ -223,6 +223,12 @@ int session_ask(const session_ref *ref, const char *request)
         status = tdm_session_request(kv, ref->view.session, request, "a user asked for it", &err);
     tdm_kv_close(kv);
     return status == TDM_OK ? CLI_OK : cli_fail(&err);
+}
+
+bool session_name_is_valid(const char *text, size_t bytes)
+{
+    static const char good[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    return *text && *text != '.' && strlen(text) < bytes && strspn(text, good) == strlen(text);
 }
 
 const char *session_self(const char *command, tdm_arena *arena)

@@ -1,8 +1,9 @@
 /*
  * session.h: how commands find running sessions.
  *
- * A session is one execution of a run, whose membership may change (tandem/cluster.h). Sessions of this
- * host are found in the user's runtime directory, others in the store that the command line names.
+ * A session is one execution of a run, whose membership may change (tandem/cluster.h). Sessions of
+ * this host are found in the user's runtime directory, others in the store that the command line
+ * names.
  */
 #ifndef TANDEM_CLI_SESSION_H
 #define TANDEM_CLI_SESSION_H
@@ -27,16 +28,18 @@ int session_store_at(const char *url, const char *job, tdm_arena *arena, tdm_kv_
 
 /* All sessions of this host, or of the store that --store or --job selects. */
 int session_scan(const cli_args *args, tdm_arena *arena, session_ref **out, size_t *out_count);
-/* Whether `word` is the name or the directory of the run, the name of the job or of the session, or the
- * process id of the launcher. */
+/* Whether `word` is the name or the directory of the run, the name of the job or of the session, or
+ * the process id of the launcher. */
 bool session_is_meant(const tdm_session_view *view, const char *word);
-/* Finds the session that `word` identifies. CLI_USAGE, after an error message, if there is none or more
- * than one. */
+/* Finds the session that `word` identifies. CLI_USAGE, after an error message, if there is none or
+ * more than one. */
 int session_find(const cli_args *args, const char *word, tdm_arena *arena, session_ref *out);
 /* Sends a request to the session; returns an exit code. */
 int session_ask(const session_ref *ref, const char *request);
-/* The name of the run, or of the session if there is no run yet. */
+/* The name of the run, or of the session before it has a run. */
 const char *session_title(const tdm_session_view *view);
+/* Whether the text is valid in keys of the store and in file names, and shorter than `bytes`. */
+bool session_name_is_valid(const char *text, size_t bytes);
 /* The path of this program; NULL after an error message of the command. */
 const char *session_self(const char *command, tdm_arena *arena);
 

@@ -1,16 +1,16 @@
 /*
  * tasks.c: sessions under mpirun and srun.
  *
- * mpirun and srun start one task per worker, and end the job when a task dies. So the tasks are not the
- * workers. The first task of each host becomes the agent of the host, which starts as many workers as the
- * host has tasks, and restarts them; the very first task is the session's launcher, whose agent is a
- * separate process. The other tasks sleep until the end and exit with the same code. The name of the
- * session is derived from the job and step numbers of mpirun or srun, so all tasks know it immediately;
- * hosts find each other in the store.
+ * mpirun and srun start one task per worker, and end the job when a task dies. So the tasks are not
+ * the workers. The first task of each host becomes the agent of the host, which starts as many
+ * workers as the host has tasks, and restarts them; the very first task is the session's launcher,
+ * whose agent is a separate process. The other tasks sleep until the end and exit with the same
+ * code. The name of the session is derived from the job and step numbers of mpirun or srun, so all
+ * tasks know it immediately; hosts find each other in the store.
  *
- * When the first task of a host is killed, its workers continue. The other tasks of that host then monitor
- * the session: they wait for its end, and forward a signal (mpirun ends all tasks when one has died) as a
- * request to stop.
+ * When the first task of a host is killed, its workers continue. The other tasks of that host then
+ * monitor the session: they wait for its end, and forward a signal (mpirun ends all tasks when one
+ * has died) as a request to stop.
  */
 #include "tasks.h"
 
@@ -25,18 +25,17 @@
 #include <unistd.h>
 
 enum { LOOK_MS = 100, WATCH_MS = 500 };
-static const double begin_s = 60; /* timeout for the launcher's task to start the session */
-static const double nobody_s =
-    15; /* timeout without agents and workers; longer than their leases */
+static const double begin_s = 60;  /* timeout for the launcher's task to start the session */
+static const double nobody_s = 15; /* timeout without agents and workers, after their leases */
 
-/* ---- session or fixed world ------------------------------------------------------------------------- */
+/* ---- session or fixed world ------------------------------------------------------------------ */
 
 /* Why the tasks are a fixed world; "" if the user has chosen that. NULL: they are a session. */
 static const char *why_fixed(const cli_args *args, const tdm_job *job, const tdm_comm_place *place,
                              char name[TDM_LAUNCH_NAME_BYTES])
 {
     if (strcmp(place->launcher, "tandem") == 0 || cli_has(args, "hosts") ||
-        !elastic_is_wanted(args, place->size) || strstr(elastic_transport(job), "mpi"))
+        elastic_is_fixed(args) || strstr(elastic_transport(job), "mpi"))
         return "";
     if (place->size > TDM_MAX_EPOCH_RANKS) return "there are more ranks than a session supports";
     if (place->local_rank < 0 || place->local_size < 1 || !tdm_comm_launch_name(place, name))
@@ -44,13 +43,6 @@ static const char *why_fixed(const cli_args *args, const tdm_job *job, const tdm
     if (place->local_size < place->size && job->store != TDM_JOB_KV_ETCD)
         return "on several hosts, replacing dead workers requires 'store: etcd' (or --store)";
     return NULL;
-}
-
-/* Whether the text is valid in keys of the store and in file names. */
-static bool is_name(const char *text, size_t bytes)
-{
-    static const char good[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
-    return *text && *text != '.' && strlen(text) < bytes && strspn(text, good) == strlen(text);
 }
 
 /* The name of this host in the session. */
@@ -63,7 +55,7 @@ static void name_host(const tdm_comm_place *place, char out[TDM_HOST_BYTES])
         set = own;
     }
     /* The rank of the first task of a host is unique. */
-    if (is_name(set, TDM_HOST_BYTES))
+    if (session_name_is_valid(set, TDM_HOST_BYTES))
         snprintf(out, TDM_HOST_BYTES, "%s", set);
     else
         snprintf(out, TDM_HOST_BYTES, "host-%d", place->rank - place->local_rank);
@@ -81,12 +73,12 @@ bool tasks_are_session(const cli_args *args, const tdm_job *job, const tdm_comm_
     name_host(place, out->host);
     snprintf(out->meeting, sizeof(out->meeting), "%s-%s", name, out->host);
     snprintf(out->session, sizeof(out->session), "%.24s-%s", job->name, name);
-    if (!is_name(out->session, sizeof(out->session)))
+    if (!session_name_is_valid(out->session, sizeof(out->session)))
         snprintf(out->session, sizeof(out->session), "s-%s", name);
     return true;
 }
 
-/* ---- the first task of a host ---------------------------------------------------------------------- */
+/* ---- the first task of a host ---------------------------------------------------------------- */
 
 static bool is_stop_requested(const tdm_tasks_options *o)
 {
@@ -126,7 +118,8 @@ static tdm_status await_session(const tdm_kv_options *kv_options, const tasks_pl
     return tdm_fail(err, TDM_ERR_INTERRUPTED, "stopped before the session started");
 }
 
-/* The launcher's job from the store. A job that is too long for the store is taken from this process. */
+/* The launcher's job from the store. A job that is too long for the store is taken from this
+ * process. */
 static const char *job_text(const tdm_kv_options *kv_options, const tasks_plan *plan,
                             const tdm_job *job, tdm_arena *arena)
 {
@@ -199,7 +192,7 @@ static int task_lead_host(const cli_args *args, const tdm_job *job, const tdm_co
     return code;
 }
 
-/* ---- the other tasks -------------------------------------------------------------------------------- */
+/* ---- the other tasks ------------------------------------------------------------------------- */
 
 /* Finds the session on this host. */
 static bool session_find_here(const char *session, tdm_arena *arena, tdm_session_place *out)
@@ -245,8 +238,8 @@ static int session_await_end(tdm_kv *kv, const char *session, const tdm_tasks_op
     return code;
 }
 
-/* The first task of this host was killed, and its workers continue. Waits for the end of the session. The
- * session is held, so that its store exists until its result has been read. */
+/* The first task of this host was killed, and its workers continue. Waits for the end of the
+ * session. The session is held, so that its store exists until its result has been read. */
 static int task_watch_session(const tasks_plan *plan, const tdm_tasks_options *o)
 {
     int code = CLI_PEER;
@@ -280,8 +273,8 @@ static int task_follow(const tdm_comm_place *place, const tasks_plan *plan,
         cli_error("train: %s", err.message);
         return CLI_PEER;
     }
-    /* The launcher's agent is a separate process and survives; but mpirun and srun do not always report
-     * which host that is. */
+    /* The launcher's agent is a separate process and survives; but mpirun and srun do not always
+     * report which host that is. */
     cli_warn("the first task of host %s was killed: training continues%s", plan->host,
              place->local_size == place->size
                  ? ""

@@ -1,10 +1,10 @@
 /*
- * world.c: runs commands as ranks of a world, and as launchers of such ranks.
+ * world.c: commands as ranks of a world, and the launcher of such ranks.
  *
- * The launcher checks the job before it starts ranks. The ranks execute the same command; their rank is
- * in the environment. Only rank 0 prints, on the streams that it shares with the launcher. The launcher
- * prints how a rank died, which the rank itself cannot. tdm_launch forwards signals: the first one asks
- * all ranks to stop after their step, the second one kills them.
+ * The launcher checks the job before it starts ranks. The ranks execute the same command; their
+ * rank is in the environment. Only rank 0 prints, on the streams that it shares with the launcher.
+ * The launcher prints how a rank died, because the rank itself cannot. tdm_launch forwards signals:
+ * the first one asks all ranks to stop after their step, the second one kills them.
  */
 #include "world.h"
 
@@ -22,11 +22,11 @@
 /* Environment variable: the launcher of this rank has already printed the warnings of the job. */
 #define LAUNCHED "TANDEM_LAUNCHED_BY"
 
-/* Deadline of calls between ranks. It is long because a step, a batch of an evaluation or a checkpoint
- * may take long; the death of a rank is detected immediately in any case. */
+/* Deadline of calls between ranks. It is long because a step, a batch of an evaluation or a
+ * checkpoint may take long; the death of a rank is detected immediately in any case. */
 static const double deadline_s = 600;
 
-/* ---- the rank of this process ----------------------------------------------------------------- */
+/* ---- the rank of this process ---------------------------------------------------------------- */
 
 static bool was_launched(const cli_args *args)
 {
@@ -82,7 +82,7 @@ int world_count(const cli_args *args, const tdm_job *job, const tdm_comm_place *
     return 0;
 }
 
-/* ---- a rank ----------------------------------------------------------------------------------- */
+/* ---- a rank ---------------------------------------------------------------------------------- */
 
 bool world_is_peer(tdm_status status)
 {
@@ -121,7 +121,7 @@ int world_fail(const tdm_error *err, tdm_comm *comm)
     return world_is_peer(err->status) ? CLI_PEER : code;
 }
 
-/* ---- the launcher ----------------------------------------------------------------------------- */
+/* ---- the launcher ---------------------------------------------------------------------------- */
 
 /* Options that add_options does not copy from the list of options. */
 static bool option_is_separate(const char *option)
@@ -129,7 +129,8 @@ static bool option_is_separate(const char *option)
     return strcmp(option, "workers") == 0 || strcmp(option, "set") == 0;
 }
 
-/* Appends the given options to the `n` words and returns the new number; a NULL word means out of memory. */
+/* Appends the given options to the `n` words and returns the new number; a NULL word means out of
+ * memory. */
 static int add_options(const cli_args *args, tdm_arena *arena, const char **words, int n)
 {
     const cli_option *options = args->command->options;

@@ -77,7 +77,7 @@ TDM_API void tdm_launch_forget(tdm_launch_result *result);
  *
  * The files of a session are in the runtime directory of the user: $TANDEM_RUNTIME,
  * $XDG_RUNTIME_DIR/tandem or /tmp/tandem-UID, with mode 700:
- *     SESSION.lock    a shared lock of every process of the session; unlocked: the session has ended
+ *     SESSION.lock    locked by every process of the session; unlocked: the session has ended
  *     SESSION.url     the address of its store
  *     SESSION.store   the store, if it is local
  *     SESSION.yaml    the job
@@ -136,6 +136,7 @@ typedef struct tdm_session_view {
     int64_t launcher_pid;     /* on the launcher's host */
     double began_s;           /* Unix time */
     int expected, min, max;   /* of workers; max 0: no limit */
+    bool is_fixed;            /* see tdm_session_options */
     uint32_t epoch;           /* 0: no epoch yet */
     int rank_count;
     uint64_t step, steps;
@@ -282,6 +283,9 @@ typedef struct tdm_session_options {
     int start_count;
     int coming;   /* workers of agents that other launchers start on other hosts (0) */
     int min, max; /* max 0: no limit */
+    /* Workers are not replaced: the session ends with TDM_ERR_PEER_FAILED when one dies. For min =
+     * max = the number of workers. */
+    bool is_fixed;
     double grace_s;
     /* Called with messages for the terminal; may be NULL. */
     void (*say)(void *user, const char *text);
@@ -353,7 +357,7 @@ TDM_API tdm_status tdm_tasks_lead(const tdm_tasks_options *options, tdm_tasks **
 TDM_API int tdm_tasks_missing(const tdm_tasks *tasks);
 /* Makes the other tasks exit with this code. NULL is fine. */
 TDM_API void tdm_tasks_end(tdm_tasks *tasks, int code);
-/* For the other tasks. Waits for the leader's exit code. TDM_ERR_TIMEOUT: there is no leader.
+/* For the other tasks. Waits for the leader's exit code. TDM_ERR_TIMEOUT: a leader was not found.
  * TDM_ERR_PEER_FAILED: the leader was killed. TDM_ERR_INTERRUPTED: should_stop returned true before
  * the leader was found. Later, signals with a handler that returns have no effect. */
 TDM_API tdm_status tdm_tasks_follow(const tdm_tasks_options *options, int *out_code,

@@ -8,30 +8,50 @@
 #include "cluster/disk_probe.h"
 #include "cluster/log_forward.h"
 #include "cluster/session.h"
-#include "launch/spawn.h"
+#include "launch/processes.h"
 #include "os/os.h"
 
 #include <tandem/elastic.h>
 
 #include <signal.h>
 
+/* What the store says about a worker process: see agent_workers.c. */
+typedef enum tdm__worker_state {
+    TDM__WORKER_NEW,     /* it has not been a rank yet */
+    TDM__WORKER_RANK,    /* it is a rank of the current epoch */
+    TDM__WORKER_SILENT,  /* it is a rank, but its record in the store has expired */
+    TDM__WORKER_OUTSIDE, /* it was a rank, and the current epoch is without it */
+    TDM__WORKER_LEAVING, /* it was asked to leave */
+    TDM__WORKER_ORPHAN,  /* it still runs, but another process has its worker slot */
+} tdm__worker_state;
+
+typedef struct tdm__worker_slot tdm__worker_slot;
+
+/* A running process; allocated. */
 typedef struct tdm__agent_worker {
-    pid_t pid; /* 0: none */
+    tdm__process process; /* first */
+    tdm__worker_slot *worker_slot;
     int slot;
     char id[TDM_MEMBER_ID_BYTES];
-    bool was_rank;    /* it was a rank; when it is missing in a later epoch, it is fenced */
-    bool leaves;      /* it was asked to leave */
-    double outside_s; /* since when it is missing in the current epoch; 0: it is a member */
-    double silent_s;  /* since when it is a rank without a record in the store; 0: it has one */
+    tdm__worker_state state;
+    double state_s; /* since when it is in this state */
 } tdm__agent_worker;
 
 /* One of the workers that this agent keeps running; the process in it may change. */
-typedef struct tdm__worker_slot {
-    tdm__agent_worker worker;
-    double start_at_s; /* INFINITY: no start is due */
-    double *starts_s;  /* restarts within the window, oldest first */
+struct tdm__worker_slot {
+    struct tdm__agent *agent;
+    tdm__agent_worker *worker;   /* NULL: none */
+    tdm__loop_timer start_timer; /* a start is planned */
+    double *starts_s;            /* restarts within the window, oldest first */
     size_t start_count, start_room;
-} tdm__worker_slot;
+};
+
+/* The agent itself: see agent.c. */
+typedef enum tdm__agent_phase {
+    TDM__AGENT_RUNNING,
+    TDM__AGENT_STOPPING, /* its workers were asked to end; it starts none */
+    TDM__AGENT_OVER,     /* the session has ended */
+} tdm__agent_phase;
 
 /* The condition of the host. */
 typedef struct tdm__health {
@@ -49,33 +69,31 @@ typedef struct tdm__agent {
     tdm_cpu_set *places; /* one for each worker slot; NULL: not pinned */
     tdm__worker_slot *worker_slots;
     int count;
-    tdm__agent_worker *orphans; /* alive, but fenced: other processes have their worker slots */
-    size_t orphan_count, orphan_capacity;
     int streams[2]; /* duplicates of stdout and stderr, for rank 0 */
-    int signals;    /* a signalfd */
-    sigset_t taken, before, for_workers;
+
+    tdm__loop *loop;
+    tdm__processes workers; /* of the worker slots */
+    tdm__processes orphans; /* alive, but fenced or silent */
+    sigset_t for_workers;   /* initial signal mask */
+    tdm__agent_phase phase;
+    int signals_seen;
+    double signal_s; /* time of the last signal that counted */
 
     /* Store. */
     char host_key[TDM_KV_KEY_BYTES];
     /* address for other hosts; empty: from the environment, or unused */
     char address[TDM_HOST_BYTES];
     uint64_t lease;
-    double beat_at_s, look_at_s;
+    tdm__loop_timer beat_timer, look_timer;
     bool store_failed;    /* the last call failed, and that was logged */
     bool has_seen;        /* the session was found in the store */
     bool is_forgotten;    /* the session ended and was removed while this host was cut off */
-    bool over;            /* the session has ended */
     bool said_short;      /* the shortage of workers was logged */
     double short_since_s; /* INFINITY: there are enough */
     char run[4096];       /* run directory; empty: not known */
 
-    /* Shutdown. */
-    bool stopping, killed;
-    bool was_refused; /* a worker: its host does not fit the others */
-    int signals_seen;
-    double signal_s;  /* time of the last signal that counted */
-    double kill_at_s; /* INFINITY: not yet */
-
+    bool is_fixed;    /* workers are not replaced: the session ends when one dies */
+    bool was_refused; /* the others refuse the workers of this host */
     tdm__health health;
     tdm__disk_probe *disk_probe; /* NULL: not yet created */
 
@@ -92,17 +110,21 @@ typedef struct tdm__agent {
     tdm_agent_result result;
 } tdm__agent;
 
+/* ---- shutdown (agent.c) ---------------------------------------------------------------------- */
+
+/* The workers did not exit in time and are about to be killed; `user` is the agent. */
+void tdm__agent_on_late(void *user);
+
 /* ---- workers (agent_workers.c) --------------------------------------------------------------- */
 
-/* Starts the workers that are due. */
-void tdm__agent_start_due(tdm__agent *agent, double now_s);
-/* Collects workers that have exited, reports them in the store and applies the restart policy. */
-void tdm__agent_reap(tdm__agent *agent);
+/* Prepares the worker slots and plans the first start of each. */
+tdm_status tdm__agent_open_slots(tdm__agent *agent, tdm_error *err);
+void tdm__agent_close_slots(tdm__agent *agent);
 /* Frees the worker slot of each worker that is missing in the current epoch, for a replacement. */
 void tdm__agent_replace_fenced(tdm__agent *agent, const tdm_session_view *view);
-void tdm__agent_signal(const tdm__agent *agent, int signal_number, bool orphans_too);
-int tdm__agent_alive(const tdm__agent *agent); /* running workers in worker slots */
-int tdm__agent_plans(const tdm__agent *agent); /* pending starts */
+int tdm__agent_plans(const tdm__agent *agent); /* planned starts */
+/* Asks a worker to leave the session. */
+void tdm__agent_ask_to_leave(tdm__agent *agent, const tdm__agent_worker *worker, const char *why);
 
 /* ---- restart policy (restart_policy.c) ------------------------------------------------------- */
 
@@ -112,8 +134,6 @@ void tdm__agent_judge(tdm__agent *agent, tdm__worker_slot *worker_slot,
                       const tdm__agent_worker *worker, int wait_status, uint64_t step);
 /* Schedules a restart of the worker slot, or warns that there were too many. */
 void tdm__agent_plan_restart(tdm__agent *agent, tdm__worker_slot *worker_slot, const char *why);
-/* "killed by signal 9 (Killed)", "exit code 3". */
-void tdm__agent_how(int wait_status, char *out, size_t bytes);
 
 /* ---- shared memory (agent_shm.c) ------------------------------------------------------------- */
 
@@ -128,7 +148,10 @@ void tdm__agent_find_address(tdm__agent *agent);
 /* ---- store (agent_store.c) ------------------------------------------------------------------- */
 
 tdm_status tdm__agent_enter(tdm__agent *agent, tdm_error *err);
-void tdm__agent_beat(tdm__agent *agent, double now_s);
+/* Keeps the lease and updates the record of this agent, and plans the next time. */
+void tdm__agent_beat(tdm__agent *agent);
+/* Reads the store in this turn of the loop. */
+void tdm__agent_look_soon(tdm__agent *agent);
 /* False if the store does not respond. */
 bool tdm__agent_look(tdm__agent *agent, tdm_arena *arena, tdm_session_view *out);
 void tdm__agent_put_dead(tdm__agent *agent, const char *id, const char *why, uint64_t step);

@@ -19,7 +19,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static bool is_loopback(const struct sockaddr_in *address)
+static bool address_is_loopback(const struct sockaddr_in *address)
 {
     return ntohl(address->sin_addr.s_addr) >> 24 == 127;
 }
@@ -32,7 +32,7 @@ static bool address_towards(const struct sockaddr *there, socklen_t bytes, struc
     bool found = fd >= 0 && connect(fd, there, bytes) == 0 &&
                  getsockname(fd, (struct sockaddr *)out, &own_bytes) == 0;
     if (fd >= 0) close(fd);
-    return found && !is_loopback(out);
+    return found && !address_is_loopback(out);
 }
 
 /* Uses the first address of "etcd:http://HOST:PORT,...". */
@@ -60,7 +60,7 @@ static bool address_of_first_interface(struct sockaddr_in *out)
     for (struct ifaddrs *i = list; i && !found; i = i->ifa_next) {
         if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET || !(i->ifa_flags & IFF_UP)) continue;
         memcpy(out, i->ifa_addr, sizeof(*out));
-        found = !is_loopback(out);
+        found = !address_is_loopback(out);
     }
     freeifaddrs(list);
     return found;

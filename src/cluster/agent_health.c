@@ -21,7 +21,8 @@ static const uint64_t disk_low = 2 * GB, memory_low = GB / 2;
 
 /* Low is below `low` bytes, or below `percent` of the total if that is less. Recovery requires 1.5
  * times as much. */
-static bool is_low(uint64_t free_bytes, uint64_t bytes, uint64_t low, uint64_t percent, bool was)
+static bool health_is_low(uint64_t free_bytes, uint64_t bytes, uint64_t low, uint64_t percent,
+                          bool was)
 {
     uint64_t share = bytes / 100 * percent, min = share < low ? share : low;
     return bytes > 0 && free_bytes < (was ? min + min / 2 : min);
@@ -57,8 +58,9 @@ void tdm__agent_check_health(tdm__agent *a)
     tdm__health *h = &a->health;
     bool memory_was = h->memory_is_low, disk_was = h->disk_is_low, silent_was = h->disk_is_silent;
     health_measure(a, h);
-    h->memory_is_low = is_low(h->memory_free, h->memory, memory_low, MEMORY_PERCENT, memory_was);
-    h->disk_is_low = is_low(h->disk_free, h->disk, disk_low, DISK_PERCENT, disk_was);
+    h->memory_is_low = health_is_low(h->memory_free, h->memory, memory_low, MEMORY_PERCENT,
+                                     memory_was);
+    h->disk_is_low = health_is_low(h->disk_free, h->disk, disk_low, DISK_PERCENT, disk_was);
     snprintf(h->trouble, sizeof(h->trouble), "%s",
              h->disk_is_silent ? "the disk does not respond" : "");
     if (h->disk_is_low) health_add_trouble(h, "disk", h->disk_free, h->disk);

@@ -6,15 +6,13 @@
  * rank 0 is unknown, lines wait, up to a limit.
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "cluster/agent.h"
 #include "kv/kv.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-
-static const double last_s = 2; /* time to wait for the last lines of other hosts */
-static const double pause_s = 0.05;
 
 /* The name of this agent in the store. */
 static const char *agent_name(const tdm__agent *a)
@@ -26,19 +24,6 @@ static const char *agent_name(const tdm__agent *a)
 static bool agent_can_write(const tdm__agent *a)
 {
     return a->knows_lead && a->is_lead && a->run[0] && !a->health.disk_is_silent;
-}
-
-static void agent_find_lead(tdm__agent *a, const tdm_session_view *view)
-{
-    a->is_first = false;
-    for (size_t i = 0; i < view->host_count; i++) {
-        if (!tdm__session_is_of_host(view->hosts[i].name, a->options->host)) continue;
-        a->is_first = strcmp(view->hosts[i].name, agent_name(a)) == 0;
-        break;
-    }
-    if (view->rank_count == 0) return;
-    a->knows_lead = true;
-    a->is_lead = strcmp(view->rank_hosts[0], a->options->host) == 0;
 }
 
 static void agent_move_lines(tdm__agent *a)
@@ -56,7 +41,16 @@ static void agent_move_lines(tdm__agent *a)
 
 void tdm__agent_log_look(tdm__agent *a, const tdm_session_view *view)
 {
-    agent_find_lead(a, view);
+    a->is_first = false;
+    for (size_t i = 0; i < view->host_count; i++) {
+        if (!tdm__session_is_of_host(view->hosts[i].name, a->options->host)) continue;
+        a->is_first = strcmp(view->hosts[i].name, agent_name(a)) == 0;
+        break;
+    }
+    if (view->rank_count > 0) {
+        a->knows_lead = true;
+        a->is_lead = strcmp(view->rank_hosts[0], a->options->host) == 0;
+    }
     agent_move_lines(a);
 }
 
@@ -79,10 +73,12 @@ static bool agent_has_others(tdm__agent *a)
 
 void tdm__agent_log_end(tdm__agent *a)
 {
-    bool waits = a->over && a->is_first && !a->store_failed && agent_can_write(a);
-    for (double until_s = tdm_clock_s() + last_s; waits && tdm_clock_s() < until_s;) {
+    bool waits = a->phase == TDM__AGENT_OVER && a->is_first && !a->store_failed &&
+                 agent_can_write(a);
+    for (double until_s = tdm_clock_s() + TDM__TIMING_AGENT_LAST_LINES_S;
+         waits && tdm_clock_s() < until_s;) {
         if (!agent_has_others(a)) break;
-        tdm_clock_sleep(pause_s);
+        tdm_clock_sleep(TDM__TIMING_AGENT_LAST_LINES_CHECK_S);
     }
     agent_move_lines(a);
 }
@@ -90,16 +86,6 @@ void tdm__agent_log_end(tdm__agent *a)
 void tdm__agent_log(const tdm_log_record *record, void *user)
 {
     tdm__agent *a = user;
-    tdm_str text = TDM_STR_INIT;
-    tdm_json_writer w = tdm_json_writer_init(&text, 0);
-    tdm_json_object_begin(&w);
-    tdm_json_put_double(&w, "time", record->unix_time_s);
-    tdm_json_put_string(&w, "level", tdm_log_level_name(record->level));
-    tdm_json_put_string(&w, "host", a->options->host);
-    tdm_json_put_string(&w, "room", record->room);
-    tdm_json_put_string(&w, "message", record->message);
-    tdm_json_object_end(&w);
-    if (tdm_str_ok(&text)) tdm__log_forward_add(&a->lines, text.data, text.length);
-    tdm_str_release(&text);
+    tdm__log_forward_add_record(&a->lines, record, a->options->host);
     if (agent_can_write(a)) tdm__log_forward_write(&a->lines, a->run);
 }

@@ -1,10 +1,11 @@
 /*
  * agent_store.c: what an agent writes to the store and reads from it.
  *
- * Its record has a lease; an expired lease (the store was away) is replaced. When the store does
- * not respond, workers are left alone: they detect themselves when they must leave. The outage is
- * logged once, and its end once.
+ * Its record has a lease; a lease that expired while the store could not be reached is replaced.
+ * When the store does not respond, the agent does not touch its workers: each worker detects by
+ * itself when it must leave. The outage is logged once, and its end once.
  */
+#include "base/timing.h"
 #include "cluster/agent.h"
 #include "kv/kv.h"
 
@@ -16,7 +17,6 @@
 #include <unistd.h>
 
 enum { TAIL_BYTES = 2048 };
-static const double lease_s = 10, beat_s = 1;
 
 /* ---- record ---------------------------------------------------------------------------------- */
 
@@ -44,7 +44,7 @@ static void record_describe(const tdm__agent *a, tdm_str *out)
     tdm_json_put_string(&w, "address", a->address[0] ? a->address : a->options->host);
     tdm_json_put_int(&w, "pid", (int64_t)getpid());
     tdm__put_shm_id(&w, tdm_shm_id(a->shm));
-    tdm_json_put_int(&w, "workers", tdm__agent_alive(a));
+    tdm_json_put_int(&w, "workers", a->workers.count);
     tdm_json_put_int(&w, "starting", tdm__agent_plans(a));
     tdm_json_put_int(&w, "restarts", a->result.restarts);
     tdm_json_put_int(&w, "processors", sysconf(_SC_NPROCESSORS_ONLN));
@@ -71,7 +71,7 @@ static tdm_status record_put(tdm__agent *a, tdm_error *err)
 tdm_status tdm__agent_enter(tdm__agent *a, tdm_error *err)
 {
     const char *session = a->options->session;
-    TDM_TRY(tdm_kv_lease(a->kv, lease_s, &a->lease, err));
+    TDM_TRY(tdm_kv_lease(a->kv, TDM__TIMING_AGENT_LEASE_S, &a->lease, err));
     tdm__session_key(a->host_key, session, "hosts/%s", a->options->host);
     tdm_status status = tdm_kv_swap(a->kv, a->host_key, 0, "{}", a->lease, NULL, err);
     if (status == TDM_ERR_EXISTS)
@@ -81,16 +81,16 @@ tdm_status tdm__agent_enter(tdm__agent *a, tdm_error *err)
     return record_put(a, err);
 }
 
-void tdm__agent_beat(tdm__agent *a, double now_s)
+void tdm__agent_beat(tdm__agent *a)
 {
     tdm_error err = {0};
-    if (now_s < a->beat_at_s) return;
     tdm__agent_check_health(a);
     tdm_status status = tdm_kv_keep(a->kv, a->lease, &err);
-    if (status == TDM_ERR_NOT_FOUND) status = tdm_kv_lease(a->kv, lease_s, &a->lease, &err);
+    if (status == TDM_ERR_NOT_FOUND)
+        status = tdm_kv_lease(a->kv, TDM__TIMING_AGENT_LEASE_S, &a->lease, &err);
     if (status == TDM_OK) status = record_put(a, &err);
     store_report_status(a, status, &err);
-    a->beat_at_s = tdm_clock_s() + beat_s;
+    tdm__loop_timer_set(a->loop, &a->beat_timer, tdm_clock_s() + TDM__TIMING_AGENT_BEAT_S);
 }
 
 void tdm__agent_put_dead(tdm__agent *a, const char *id, const char *why, uint64_t step)
@@ -117,8 +117,8 @@ void tdm__agent_end_session(tdm__agent *a, tdm_status status, const char *messag
     store_report_status(
         a, tdm_session_end(a->kv, a->options->session, status, message, a->options->host, &err),
         &err);
-    a->over = true; /* even if the store cannot be reached: nothing else can be tried */
-    a->look_at_s = 0;
+    a->phase = TDM__AGENT_OVER; /* even if the store cannot be reached: nothing else can be tried */
+    tdm__agent_look_soon(a);
 }
 
 /* The last process of a session removes it from the store: no agent is left, and no launcher to
@@ -130,7 +130,7 @@ static void session_remove_if_last(tdm__agent *a)
     tdm_kv_item *items;
     size_t count = 0;
     tdm_arena *arena = tdm_arena_create("others");
-    bool is_last = arena && a->over;
+    bool is_last = arena && a->phase == TDM__AGENT_OVER;
     for (size_t i = 0; is_last && i < sizeof(others) / sizeof(others[0]); i++)
         is_last = tdm_kv_list(a->kv, tdm__session_key(key, a->options->session, "%s", others[i]),
                               arena, &items, &count, NULL, NULL) == TDM_OK &&
@@ -180,6 +180,11 @@ void tdm__agent_last_line(const tdm__agent *a, int slot, char *out, size_t bytes
     if (log_last_line(path, out, bytes) || !a->run[0]) return;
     snprintf(path, sizeof(path), "%s/logs/%s.%d.log", a->run, a->options->host, slot);
     (void)log_last_line(path, out, bytes);
+}
+
+void tdm__agent_look_soon(tdm__agent *a)
+{
+    tdm__loop_timer_set(a->loop, &a->look_timer, tdm_clock_s());
 }
 
 bool tdm__agent_look(tdm__agent *a, tdm_arena *arena, tdm_session_view *out)

@@ -1,7 +1,8 @@
 /*
  * cluster.h: the part of module cluster that only other modules use.
  *
- * <tandem/cluster.h> declares sessions, agents and launchers. libtandem.so does not export this header.
+ * <tandem/cluster.h> declares sessions, agents and launchers. libtandem.so does not export what is
+ * declared here.
  */
 #ifndef TANDEM_CLUSTER_CLUSTER_H
 #define TANDEM_CLUSTER_CLUSTER_H

@@ -12,6 +12,7 @@
  */
 #include "cluster/disk_probe.h"
 #include "base/base.h"
+#include "base/timing.h"
 #include "os/thread.h"
 
 #include <pthread.h>
@@ -19,9 +20,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-
-static const double silent_s = 10;         /* without a result */
-static const double silence_limit_s = .02; /* maximum wait of a read; enough for most disks */
 
 struct tdm__disk_probe {
     int (*ask)(const char *path, struct statvfs *out);
@@ -104,7 +102,7 @@ static void probe_start_query(tdm__disk_probe *g, const char *path, double now_s
         g->is_out = false;
         g->room = (tdm__disk_space){0};
     }
-    double until_s = tdm_clock_s() + silence_limit_s;
+    double until_s = tdm_clock_s() + TDM__TIMING_DISK_PROBE_WAIT_S;
     struct timespec until = tdm_clock_timespec(until_s);
     while (g->is_out && pthread_cond_timedwait(&g->answered, &g->lock, &until) == 0) continue;
 }
@@ -114,6 +112,7 @@ void tdm__disk_probe_read(tdm__disk_probe *g, const char *path, double now_s, td
     pthread_mutex_lock(&g->lock);
     if (!g->is_out) probe_start_query(g, path, now_s);
     *out = g->room;
-    if (g->is_out && now_s - g->since_s > silent_s) *out = (tdm__disk_space){.is_silent = true};
+    if (g->is_out && now_s - g->since_s > TDM__TIMING_DISK_PROBE_SILENT_S)
+        *out = (tdm__disk_space){.is_silent = true};
     pthread_mutex_unlock(&g->lock);
 }

@@ -95,8 +95,12 @@ static void lines_drop_all(tdm__log_forward *lines)
     tdm_str_release(&lines->whole);
 }
 
-static void lines_add_one(tdm__log_forward *lines, const char *text, size_t length)
+static void lines_add(tdm__log_forward *lines, const char *text, size_t length, size_t max_bytes)
 {
+    if (lines->whole.length + length + 1 > max_bytes) {
+        lines->dropped++;
+        return;
+    }
     tdm_str_add_bytes(&lines->whole, text, length);
     tdm_str_add_char(&lines->whole, '\n');
     if (tdm_str_ok(&lines->whole)) return;
@@ -106,10 +110,29 @@ static void lines_add_one(tdm__log_forward *lines, const char *text, size_t leng
 
 void tdm__log_forward_add(tdm__log_forward *lines, const char *text, size_t length)
 {
-    if (lines->whole.length + length + 1 <= MAX_WAITING)
-        lines_add_one(lines, text, length);
-    else
-        lines->dropped++;
+    lines_add(lines, text, length, MAX_WAITING);
+}
+
+static void lines_add_record(tdm__log_forward *lines, const tdm_log_record *record,
+                             const char *host, size_t max_bytes)
+{
+    tdm_str text = TDM_STR_INIT;
+    tdm_json_writer w = tdm_json_writer_init(&text, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_double(&w, "time", record->unix_time_s);
+    tdm_json_put_string(&w, "level", tdm_log_level_name(record->level));
+    tdm_json_put_string(&w, "host", host);
+    tdm_json_put_string(&w, "room", record->room);
+    tdm_json_put_string(&w, "message", record->message);
+    tdm_json_object_end(&w);
+    if (tdm_str_ok(&text)) lines_add(lines, text.data, text.length, max_bytes);
+    tdm_str_release(&text);
+}
+
+void tdm__log_forward_add_record(tdm__log_forward *lines, const tdm_log_record *record,
+                                 const char *host)
+{
+    lines_add_record(lines, record, host, MAX_WAITING);
 }
 
 /* Adds the valid lines of the text. Returns the number of bytes in complete lines. */
@@ -148,23 +171,17 @@ void tdm__log_forward_drain(tdm__log_forward *lines)
 /* This line may exceed the limit. */
 void tdm__log_forward_report_dropped(tdm__log_forward *lines, const char *host)
 {
-    if (lines->dropped == 0 || lines->whole.length > MAX_WAITING) return;
     char message[160];
+    if (lines->dropped == 0 || lines->whole.length > MAX_WAITING) return;
     snprintf(message, sizeof(message),
              "%" PRIu64 " log lines of host %s were dropped: the buffer was full", lines->dropped,
              host);
-    tdm_str text = TDM_STR_INIT;
-    tdm_json_writer w = tdm_json_writer_init(&text, 0);
-    tdm_json_object_begin(&w);
-    tdm_json_put_double(&w, "time", tdm_clock_unix_s());
-    tdm_json_put_string(&w, "level", tdm_log_level_name(TDM_LOG_WARN));
-    tdm_json_put_string(&w, "host", host);
-    tdm_json_put_string(&w, "room", "agent");
-    tdm_json_put_string(&w, "message", message);
-    tdm_json_object_end(&w);
+    const tdm_log_record record = {.unix_time_s = tdm_clock_unix_s(),
+                                   .level = TDM_LOG_WARN,
+                                   .room = "agent",
+                                   .message = message};
     lines->dropped = 0;
-    if (tdm_str_ok(&text)) lines_add_one(lines, text.data, text.length);
-    tdm_str_release(&text);
+    lines_add_record(lines, &record, host, SIZE_MAX);
 }
 
 /* ---- run log --------------------------------------------------------------------------------- */
@@ -195,19 +212,16 @@ void tdm__log_forward_write(tdm__log_forward *lines, const char *run)
 
 /* ---- store ----------------------------------------------------------------------------------- */
 
-/* Session names have no '+', so this prefix is next to those of all sessions. */
-static const char *lines_key(char key[TDM_KV_KEY_BYTES], const char *session, const char *rest)
-{
-    snprintf(key, TDM_KV_KEY_BYTES, "tandem/%s+lines/%s", session, rest);
-    return key;
-}
-
+/* The key of a batch, or the prefix of all batches if `agent` is NULL. Session names have no '+',
+ * so it is not below the prefix of a session. */
 static const char *batch_key(char key[TDM_KV_KEY_BYTES], const char *session, const char *agent,
                              uint64_t number)
 {
-    char rest[TDM_KV_KEY_BYTES / 2];
-    snprintf(rest, sizeof(rest), "%.90s/%020" PRIu64, agent, number);
-    return lines_key(key, session, rest);
+    int length = snprintf(key, TDM_KV_KEY_BYTES, "tandem/%s+lines/", session);
+    if (agent && length > 0 && length < TDM_KV_KEY_BYTES)
+        snprintf(key + length, (size_t)(TDM_KV_KEY_BYTES - length), "%.90s/%020" PRIu64, agent,
+                 number);
+    return key;
 }
 
 /* Whether the store can take one more batch of this agent. */
@@ -215,23 +229,14 @@ static bool batch_has_space(tdm__log_forward *lines, tdm_kv *kv, const char *ses
                             const char *agent)
 {
     char key[TDM_KV_KEY_BYTES];
-    if (lines->next - lines->first < MAX_BATCHES) return true;
     tdm_kv_item item;
+    if (lines->next - lines->first < MAX_BATCHES) return true;
+    batch_key(key, session, agent, lines->first);
     tdm_arena *arena = tdm_arena_create("batch");
-    tdm_status status = arena ? tdm_kv_get(kv, batch_key(key, session, agent, lines->first), arena,
-                                           &item, NULL)
-                              : TDM_ERR_NO_MEMORY;
+    bool is_collected = arena && tdm_kv_get(kv, key, arena, &item, NULL) == TDM_ERR_NOT_FOUND;
     tdm_arena_destroy(arena);
-    if (status == TDM_ERR_NOT_FOUND) lines->first++; /* batches are collected in order */
-    return status == TDM_ERR_NOT_FOUND;
-}
-
-/* The number of bytes of the first lines that fit into a batch. */
-static size_t batch_bytes(const tdm_str *whole)
-{
-    if (whole->length <= MAX_BATCH) return whole->length;
-    const char *end = memrchr(whole->data, '\n', MAX_BATCH);
-    return end ? (size_t)(end - whole->data) + 1 : whole->length;
+    if (is_collected) lines->first++; /* batches are collected in order */
+    return is_collected;
 }
 
 /* A put that timed out may have taken effect: then the key exists at the next attempt, which is not
@@ -241,16 +246,22 @@ void tdm__log_forward_send(tdm__log_forward *lines, tdm_kv *kv, const char *sess
 {
     char key[TDM_KV_KEY_BYTES];
     while (lines->whole.length > 0 && batch_has_space(lines, kv, session, agent)) {
-        size_t bytes = lines->tried > 0 ? lines->tried : batch_bytes(&lines->whole);
+        size_t bytes = lines->tried > 0 ? lines->tried : lines->whole.length;
+        if (bytes > MAX_BATCH) { /* the first lines that fit, or one that is longer */
+            const char *end = memrchr(lines->whole.data, '\n', MAX_BATCH);
+            if (end) bytes = (size_t)(end - lines->whole.data) + 1;
+        }
+
         tdm_str value = TDM_STR_INIT;
         tdm_str_add_bytes(&value, lines->whole.data, bytes);
+        batch_key(key, session, agent, lines->next);
         tdm_status status = tdm_str_ok(&value)
-                                ? tdm_kv_swap(kv, batch_key(key, session, agent, lines->next), 0,
-                                              tdm_str_text(&value), 0, NULL, NULL)
+                                ? tdm_kv_swap(kv, key, 0, tdm_str_text(&value), 0, NULL, NULL)
                                 : TDM_ERR_NO_MEMORY;
         tdm_str_release(&value);
         lines->tried = bytes;
         if (status != TDM_OK && status != TDM_ERR_EXISTS) return;
+
         lines->tried = 0;
         lines->next++;
         lines_cut_front(&lines->whole, bytes);
@@ -263,8 +274,8 @@ void tdm__log_forward_collect(tdm_kv *kv, const char *session, const char *run)
     tdm_kv_item *items;
     size_t count = 0;
     tdm_arena *arena = tdm_arena_create("lines");
-    if (!arena ||
-        tdm_kv_list(kv, lines_key(key, session, ""), arena, &items, &count, NULL, NULL) != TDM_OK)
+    if (!arena || tdm_kv_list(kv, batch_key(key, session, NULL, 0), arena, &items, &count, NULL,
+                              NULL) != TDM_OK)
         count = 0;
     for (size_t i = 0; i < count; i++) {
         tdm__log_forward batch = {.pipe = -1};
@@ -280,5 +291,5 @@ void tdm__log_forward_collect(tdm_kv *kv, const char *session, const char *run)
 void tdm__log_forward_forget(tdm_kv *kv, const char *session)
 {
     char key[TDM_KV_KEY_BYTES];
-    (void)tdm_kv_remove(kv, lines_key(key, session, ""), NULL);
+    (void)tdm_kv_remove(kv, batch_key(key, session, NULL, 0), NULL);
 }

@@ -25,6 +25,9 @@ void tdm__log_forward_release(tdm__log_forward *lines);
 
 /* Adds one line without its newline. Counts it as dropped if the buffer is full. */
 void tdm__log_forward_add(tdm__log_forward *lines, const char *text, size_t length);
+/* Adds a record of this process's log as one line. */
+void tdm__log_forward_add_record(tdm__log_forward *lines, const tdm_log_record *record,
+                                 const char *host);
 /* Reads the lines that workers have written. */
 void tdm__log_forward_drain(tdm__log_forward *lines);
 /* Adds a line with the number of dropped lines, if any. */

@@ -1,12 +1,20 @@
 /*
  * restart_policy.c: decides what follows when a worker has exited.
  *
- * The exit code shows the cause. An error of the job, the user or the host would affect every
- * worker: it ends the session. A death, or a failure of other members, leads to a restart:
- * immediately the first time, then after a delay that doubles, and not more often within the window
- * than the job allows. A crash (SIGSEGV and the like) that recurs at the same step is a bug that a
- * restart cannot fix: the third one ends the session, no matter in which workers.
+ *     exit                                     what follows
+ *     code 0, TDM_WORKER_LEFT, _STOPPED        nothing
+ *     code 1 to TDM_MAX_WORKER_ERROR           the session ends: any worker would meet this error
+ *     a crash, the third one at the same step  the session ends: a bug, which a restart cannot fix,
+ *                                              no matter in which workers it occurred
+ *     TDM_WORKER_REFUSED                       the worker slot stays empty: the other members would
+ *                                              refuse each worker of this host
+ *     any other code or signal                 a restart; in a session with a fixed set of workers
+ *                                              the session ends
+ *
+ * The first restart follows at once, the next ones after a delay that doubles. After as many restarts
+ * within the window as the job allows, the worker slot stays empty.
  */
+#include "base/timing.h"
 #include "cluster/agent.h"
 
 #include <inttypes.h>
@@ -17,16 +25,6 @@
 #include <sys/wait.h>
 
 enum { MAX_CRASHES = 3 };
-static const double max_backoff_s = 30;
-
-void tdm__agent_how(int wait_status, char *out, size_t bytes)
-{
-    if (WIFSIGNALED(wait_status))
-        snprintf(out, bytes, "killed by signal %d (%s)", WTERMSIG(wait_status),
-                 strsignal(WTERMSIG(wait_status)));
-    else
-        snprintf(out, bytes, "exit code %d", WEXITSTATUS(wait_status));
-}
 
 /* ---- restart --------------------------------------------------------------------------------- */
 
@@ -57,14 +55,22 @@ static double restart_pause_s(const tdm__agent *a, size_t restarts)
 {
     if (restarts == 0) return 0;
     double pause = a->options->backoff_s * pow(2, (double)(restarts - 1 < 20 ? restarts - 1 : 20));
-    return pause < max_backoff_s ? pause : max_backoff_s;
+    return fmin(pause, TDM__TIMING_AGENT_MAX_BACKOFF_S);
 }
 
 void tdm__agent_plan_restart(tdm__agent *a, tdm__worker_slot *worker_slot, const char *why)
 {
     double now_s = tdm_clock_s();
-    worker_slot->start_at_s = INFINITY;
-    if (a->over || a->stopping) return;
+    if (a->phase != TDM__AGENT_RUNNING) return;
+    if (a->is_fixed) {
+        char message[400];
+        snprintf(message, sizeof(message),
+                 "worker %d of host %s died (%s), and workers of this run are not replaced "
+                 "(TANDEM_ELASTIC=0)",
+                 (int)(worker_slot - a->worker_slots), a->options->host, why);
+        tdm__agent_end_session(a, TDM_ERR_PEER_FAILED, message);
+        return;
+    }
     if (worker_slot->start_count > 0)
         restarts_prune(worker_slot, now_s - a->options->restart_window_s);
     double pause = restart_pause_s(a, worker_slot->start_count);
@@ -78,8 +84,8 @@ void tdm__agent_plan_restart(tdm__agent *a, tdm__worker_slot *worker_slot, const
         return;
     }
     a->result.restarts++;
-    a->look_at_s = 0;
-    worker_slot->start_at_s = now_s + pause;
+    tdm__agent_look_soon(a); /* first: the session may have ended */
+    tdm__loop_timer_set(a->loop, &worker_slot->start_timer, tdm_clock_s() + pause);
     if (pause > 0)
         tdm_log(TDM_LOG_INFO, "agent", "worker %d of host %s is restarted in %g s",
                 (int)(worker_slot - a->worker_slots), a->options->host, pause);
@@ -87,7 +93,7 @@ void tdm__agent_plan_restart(tdm__agent *a, tdm__worker_slot *worker_slot, const
 
 /* ---- end of session -------------------------------------------------------------------------- */
 
-static bool is_crash(int wait_status)
+static bool exit_is_crash(int wait_status)
 {
     if (!WIFSIGNALED(wait_status)) return false;
     switch (WTERMSIG(wait_status)) {
@@ -104,12 +110,12 @@ static bool is_crash(int wait_status)
 static bool worker_crashed_again(tdm__agent *a, const tdm__agent_worker *w, int wait_status,
                                  uint64_t step)
 {
-    char how[64], last[300], where[64] = "before their first step", message[900];
-    if (!is_crash(wait_status)) return false;
+    char how[TDM__EXIT_TEXT_BYTES], last[300], where[64] = "before their first step", message[900];
+    if (!exit_is_crash(wait_status)) return false;
     a->crash_count = step == a->crash_step ? a->crash_count + 1 : 1;
     a->crash_step = step;
     if (a->crash_count < MAX_CRASHES) return false;
-    tdm__agent_how(wait_status, how, sizeof(how));
+    tdm__exit_text(wait_status, how);
     tdm__agent_last_line(a, w->slot, last, sizeof(last));
     if (step > 0) snprintf(where, sizeof(where), "in step %" PRIu64, step + 1);
     snprintf(
@@ -147,19 +153,6 @@ static void session_fail(tdm__agent *a, const tdm__agent_worker *w, int code)
     tdm__agent_end_session(a, status_of_exit_code(code), message);
 }
 
-/* Asks the workers that have not done a step to leave: the others would refuse them as well, each at the cost
- * of an epoch. */
-static void agent_withdraw_workers(tdm__agent *a)
-{
-    for (int i = 0; i < a->count; i++) {
-        const tdm__agent_worker *w = &a->worker_slots[i].worker;
-        char request[TDM_MEMBER_ID_BYTES + 8];
-        if (w->pid <= 0 || atomic_load(&a->slots[w->slot].step) > 0) continue;
-        snprintf(request, sizeof(request), "leave/%s", w->id);
-        (void)tdm_session_request(a->kv, a->options->session, request, "its host is refused", NULL);
-    }
-}
-
 /* The others do not let it in, and would not let in another one that is started here. */
 static void worker_refused(tdm__agent *a, const tdm__worker_slot *worker_slot,
                            const tdm__agent_worker *w)
@@ -167,8 +160,15 @@ static void worker_refused(tdm__agent *a, const tdm__worker_slot *worker_slot,
     char last[600];
     tdm__agent_last_line(a, w->slot, last, sizeof(last));
     a->was_refused = true;
-    if (a->over) return;
-    agent_withdraw_workers(a);
+    if (a->phase == TDM__AGENT_OVER) return;
+
+    /* The others would refuse the workers that have not done a step as well, each at the cost of an
+     * epoch. */
+    for (int i = 0; i < a->count; i++) {
+        const tdm__agent_worker *other = a->worker_slots[i].worker;
+        if (other && atomic_load(&a->slots[other->slot].step) == 0)
+            tdm__agent_ask_to_leave(a, other, "its host is refused");
+    }
     tdm_log(TDM_LOG_WARN, "agent",
             "worker %d of host %s is refused and not started again: %s; correct that, then add "
             "the host with 'tandem join'",
@@ -176,10 +176,8 @@ static void worker_refused(tdm__agent *a, const tdm__worker_slot *worker_slot,
             strncmp(last, "tandem: ", 8) == 0 ? last + 8 : last);
 }
 
-/* An error has priority, then a requested stop. */
-static void agent_record_exit_code(tdm__agent *a, int code)
+void tdm__exit_code_take(int *best, int code)
 {
-    int *best = &a->result.exit_code;
     bool is_error = code >= 1 && code <= TDM_MAX_WORKER_ERROR;
     bool has_error = *best >= 1 && *best <= TDM_MAX_WORKER_ERROR;
     if (is_error && !has_error) *best = code;
@@ -189,12 +187,11 @@ static void agent_record_exit_code(tdm__agent *a, int code)
 void tdm__agent_judge(tdm__agent *a, tdm__worker_slot *worker_slot, const tdm__agent_worker *worker,
                       int wait_status, uint64_t step)
 {
-    char how[64];
-    worker_slot->start_at_s = INFINITY;
-    tdm__agent_how(wait_status, how, sizeof(how));
+    char how[TDM__EXIT_TEXT_BYTES];
+    tdm__exit_text(wait_status, how);
     if (worker_crashed_again(a, worker, wait_status, step)) return;
     int code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -1;
-    agent_record_exit_code(a, code);
+    tdm__exit_code_take(&a->result.exit_code, code);
     if (code >= 1 && code <= TDM_MAX_WORKER_ERROR)
         session_fail(a, worker, code);
     else if (code == TDM_WORKER_REFUSED)

@@ -11,6 +11,7 @@
  */
 #include "cluster/session.h"
 #include "base/base.h"
+#include "base/timing.h"
 #include "os/os.h"
 
 #include <dirent.h>
@@ -145,12 +146,12 @@ static tdm_status session_lock(const char *path, int *out, tdm_error *err)
             return TDM_OK;
         }
         close(fd);
-        tdm_clock_sleep(5e-3);
+        tdm_clock_sleep(TDM__TIMING_SESSION_LOCK_PAUSE_S);
     }
     return tdm_fail(err, TDM_ERR_BUSY, "%s: the session has just ended", path);
 }
 
-/* Atomic for readers, but not durable: a power failure ends the session anyway, so there is no wait
+/* Atomic for readers, but not durable: a power failure ends the session anyway, so it does not wait
  * for the disk. */
 tdm_status tdm__session_put_file(const char *path, const char *text, tdm_error *err)
 {

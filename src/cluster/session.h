@@ -28,6 +28,12 @@ bool tdm__session_name_is_good(const char *name, size_t bytes);
 /* "alpha" is the host of the agents "alpha" and "alpha+4711". */
 bool tdm__session_is_of_host(const char *agent, const char *host);
 
+/* ---- exit codes (restart_policy.c) ----------------------------------------------------------- */
+
+/* Replaces the exit code that best explains the end by another one, if that explains it better: an
+ * error of the job, the user or the host has priority, then a requested stop. */
+void tdm__exit_code_take(int *best, int code);
+
 /* ---- files (session.c) ----------------------------------------------------------------------- */
 
 /* Writes a file atomically, readable only by this user. */

@@ -7,6 +7,17 @@
  * request to stop at once. Both reach all hosts through the store, and agents of this host also by
  * a signal. If the launcher dies, agents and workers continue.
  *
+ *     TRAINING <--> UNKNOWN      TRAINING   the session has agents or workers
+ *        ^  \          |         UNKNOWN    the store cannot be read, for two minutes at most
+ *        |   v         |         ALONE      agents and workers are gone, the result is missing
+ *      ALONE <---------+         ENDED      the result is known; agents exit
+ *     any -> ENDED
+ *
+ *     transition                            function
+ *     between TRAINING, UNKNOWN and ALONE   launcher_observe
+ *     any -> ENDED                          launcher_take_verdict
+ *     any -> return                         launcher_is_done
+ *
  * Invariant: it returns when there is a result and its agents have exited (or have had their time
  * for that), or when neither agents nor workers are left.
  */
@@ -15,7 +26,7 @@
 #include "cluster/log_forward.h"
 #include "cluster/session.h"
 #include "kv/kv.h"
-#include "launch/spawn.h"
+#include "launch/processes.h"
 
 #include <tandem/elastic.h>
 #include <tandem/os.h>
@@ -24,31 +35,32 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { TICK_MS = 100, NAME_BYTES = 5, MAX_DRAWS = 16, MAX_SSH_WORDS = 32 };
+enum { NAME_BYTES = 5, MAX_DRAWS = 16, MAX_SSH_WORDS = 32 };
 enum { NO_PROGRAM = 126, SSH_FAILED = 255 }; /* exit codes of a shell (also 127) and of ssh */
 static const char ssh_usual[] = "ssh -o BatchMode=yes";
-static const double lease_s = 10, beat_s = 2;
-static const double look_local_s = 0.1, look_far_s = 1;
-static const double alone_s = 5; /* without agents, members and result: the session has ended */
-static const double silence_limit_s = 20;  /* time for agents beyond their own grace */
-static const double unknown_limit_s = 120; /* for the store, before the result counts as unknown */
 
-typedef struct started {
-    pid_t pid; /* 0: exited */
-    int status;
+typedef enum launcher_state {
+    LAUNCHER_TRAINING,
+    LAUNCHER_UNKNOWN,
+    LAUNCHER_ALONE,
+    LAUNCHER_ENDED,
+} launcher_state;
+
+typedef struct started_agent {
+    tdm__process process; /* first */
+    int index;            /* in the options' starts */
     bool is_local;
-    bool was_seen; /* its record was seen in the store */
-} started;
+    bool was_killed; /* by a signal */
+    bool was_seen;   /* its record was seen in the store */
+} started_agent;
 
 typedef struct launcher {
     const tdm_session_options *options;
@@ -58,16 +70,19 @@ typedef struct launcher {
     tdm_kv_options kv_options;
     uint64_t lease;
     char dir[PATH_MAX];
-    started *agents;
-    int running;
-    int signals;
-    sigset_t taken, before;
+
+    tdm__loop *loop;
+    tdm__processes running;
+    started_agent *agents;
+    tdm__loop_timer look_timer, beat_timer;
     int signal_count;
-    bool has_verdict, has_members, has_hosts;
-    bool has_seen_hosts; /* a host was seen at any time */
-    /* since when the state of the session cannot be read; INFINITY: it can */
-    double unknown_since_s;
-    double look_at_s, beat_at_s, end_at_s, alone_since_s; /* INFINITY: not yet */
+
+    launcher_state state;
+    double state_s;              /* since when it is in this state */
+    double end_at_s;             /* it waits no longer than this; INFINITY: no limit yet */
+    bool has_members, has_hosts; /* in the store, at the last look */
+    bool has_seen_hosts;         /* a host was in the store at any time */
+    double unknown_since_s;      /* the store cannot be read; INFINITY: it can */
     char secret[TDM_SECRET_BYTES];
     tdm_session_result result;
 } launcher;
@@ -127,6 +142,7 @@ static void session_describe(const launcher *l, tdm_str *out)
     tdm_json_put_int(&w, "expected", expected);
     tdm_json_put_int(&w, "min", o->min);
     tdm_json_put_int(&w, "max", o->max);
+    if (o->is_fixed) tdm_json_put_int(&w, "fixed", 1);
     tdm_json_put_double(&w, "began", tdm_clock_unix_s());
     tdm_json_put_int(&w, "launcher", (int64_t)getpid());
     tdm_json_key(&w, "words");
@@ -193,7 +209,7 @@ static tdm_status store_fill(launcher *l, tdm_error *err)
     TDM_TRY(session_check_name(l, err));
     store_warn(l);
     TDM_TRY(tdm__session_secret_begin(&l->hold, l->secret, err));
-    TDM_TRY(tdm_kv_lease(l->kv, lease_s, &l->lease, err));
+    TDM_TRY(tdm_kv_lease(l->kv, TDM__TIMING_SESSION_LEASE_S, &l->lease, err));
     TDM_TRY(store_put(l, "launcher", "{}", l->lease, err));
     TDM_TRY(tdm__session_secret_publish(l->kv, l->result.session, l->secret, err));
     if (strlen(l->options->job_text) < TDM_KV_VALUE_BYTES)
@@ -307,6 +323,8 @@ static tdm_status agent_open_input(const launcher *l, int *out, tdm_error *err)
     return status;
 }
 
+static const int session_signals[] = {SIGINT, SIGTERM, SIGUSR1};
+
 static tdm_status agent_start(launcher *l, int index, char *const *environment, tdm_error *err)
 {
     const tdm_session_start *start = &l->options->starts[index];
@@ -319,13 +337,12 @@ static tdm_status agent_start(launcher *l, int index, char *const *environment, 
     if (start->target) TDM_TRY(agent_open_input(l, &input, err));
     /* A signal forwarded to an agent of this host stays pending until the agent handles it: see
      * tdm_agent_run. */
-    sigset_t mask = l->before;
-    for (int i = 0; i < 3; i++) {
-        static const int asking[] = {SIGINT, SIGTERM, SIGUSR1};
+    sigset_t mask = *tdm__loop_mask_before(l->loop);
+    for (size_t i = 0; i < sizeof(session_signals) / sizeof(session_signals[0]); i++) {
         if (start->target)
-            sigdelset(&mask, asking[i]);
+            sigdelset(&mask, session_signals[i]);
         else
-            sigaddset(&mask, asking[i]);
+            sigaddset(&mask, session_signals[i]);
     }
     tdm__spawn_options options = {.program = words,
                                   .environment = environment,
@@ -333,10 +350,10 @@ static tdm_status agent_start(launcher *l, int index, char *const *environment, 
                                   .own_session = true,
                                   .input = input,
                                   .output = {-1, -1}};
-    tdm_status status = tdm__spawn(&options, &l->agents[index].pid, err);
-    if (input >= 0) close(input);
+    l->agents[index].index = index;
     l->agents[index].is_local = !start->target;
-    if (status == TDM_OK) l->running++;
+    tdm_status status = tdm__process_start(&l->running, &l->agents[index].process, &options, err);
+    if (input >= 0) close(input);
     return status;
 }
 
@@ -363,12 +380,11 @@ static void agents_mark_seen(launcher *l, const tdm_session_view *view)
 
 static void launcher_take_verdict(launcher *l, tdm_status status, const char *message, double now_s)
 {
-    if (l->has_verdict) return;
-    l->has_verdict = true;
+    if (l->state == LAUNCHER_ENDED) return;
+    l->state = LAUNCHER_ENDED;
     l->result.status = status;
     snprintf(l->result.message, sizeof(l->result.message), "%s", message);
-    double end_s = now_s + l->options->grace_s + silence_limit_s;
-    if (end_s < l->end_at_s) l->end_at_s = end_s;
+    l->end_at_s = fmin(l->end_at_s, now_s + l->options->grace_s + TDM__TIMING_SESSION_AGENT_EXIT_S);
 }
 
 /* The session is not in the store: it has ended, possibly while this host was cut off, and was
@@ -384,12 +400,13 @@ static bool launcher_look_up_ended(launcher *l, double now_s)
     return true;
 }
 
-static void launcher_read_store(launcher *l, double now_s)
+static void launcher_read_store(launcher *l)
 {
+    const double now_s = tdm_clock_s();
     tdm_session_view view;
-    tdm_arena *arena = now_s >= l->look_at_s ? tdm_arena_create("look") : NULL;
-    if (!arena) return;
-    tdm_status status = tdm_session_look(l->kv, l->result.session, arena, &view, NULL);
+    tdm_arena *arena = tdm_arena_create("look");
+    tdm_status status = arena ? tdm_session_look(l->kv, l->result.session, arena, &view, NULL)
+                              : TDM_ERR_NO_MEMORY;
     bool is_known = status == TDM_OK;
     if (status == TDM_OK) {
         if (view.run) snprintf(l->result.run, sizeof(l->result.run), "%s", view.run);
@@ -402,13 +419,18 @@ static void launcher_read_store(launcher *l, double now_s)
     } else if (status == TDM_ERR_NOT_FOUND) {
         is_known = launcher_look_up_ended(l, now_s);
     }
-    if (is_known)
-        l->unknown_since_s = INFINITY;
-    else if (isinf(l->unknown_since_s))
-        l->unknown_since_s = now_s;
+    l->unknown_since_s = is_known ? INFINITY : fmin(l->unknown_since_s, now_s);
     tdm_arena_destroy(arena);
+}
+
+static void launcher_on_look(tdm__loop_timer *timer)
+{
+    launcher *l = timer->user;
     bool is_local = strncmp(l->kv_options.url, "local:", 6) == 0;
-    l->look_at_s = tdm_clock_s() + (is_local ? look_local_s : look_far_s);
+    launcher_read_store(l);
+    tdm__loop_timer_set(l->loop, timer,
+                        tdm_clock_s() + (is_local ? TDM__TIMING_SESSION_LOOK_LOCAL_S
+                                                  : TDM__TIMING_SESSION_LOOK_FAR_S));
 }
 
 /* Prints advice on an agent that ssh could not start, or whose connection broke. */
@@ -416,9 +438,9 @@ static void agent_report_ssh_failure(launcher *l, int index, int code)
 {
     const char *target = l->options->starts[index].target;
     const char *program = l->options->remote_tandem ? l->options->remote_tandem : "tandem";
-    launcher_read_store(l, tdm_clock_s()); /* needed now: see agents_reap */
+    launcher_read_store(l); /* whether its record was seen, and whether there is a result */
     if (code == SSH_FAILED && l->agents[index].was_seen) l->result.agent_lost = true;
-    if (l->has_verdict) return;
+    if (l->state == LAUNCHER_ENDED) return;
     if (code != SSH_FAILED)
         launcher_say(
             l,
@@ -441,44 +463,33 @@ static void agent_report_ssh_failure(launcher *l, int index, int code)
             target, ssh_text(), target);
 }
 
-/* The exit of an agent matters only while there is no result, or if its worker could not report its
+/* The exit of an agent matters while the result is unknown, or if its worker could not report its
  * error. */
-static void agents_reap(launcher *l)
+static void agent_on_exit(tdm__process *process, pid_t pid, int wait_status, void *user)
 {
-    for (int i = 0; i < l->options->start_count; i++) {
-        started *agent = &l->agents[i];
-        if (agent->pid <= 0 || waitpid(agent->pid, &agent->status, WNOHANG) != agent->pid) continue;
-        agent->pid = 0;
-        l->running--;
-        l->look_at_s = 0;
-        int code = WIFEXITED(agent->status) ? WEXITSTATUS(agent->status) : 0;
-        const char *name = l->options->starts[i].target ? l->options->starts[i].target
-                                                        : "this host";
-        l->result.agent_lost = l->result.agent_lost || !WIFEXITED(agent->status);
-        if (!WIFEXITED(agent->status))
-            launcher_say(
-                l,
-                "the agent of %s was killed by signal %d (%s): training continues, but workers "
-                "that die there are not restarted",
-                name, WTERMSIG(agent->status), strsignal(WTERMSIG(agent->status)));
-        else if (!agent->is_local &&
-                 (code == SSH_FAILED || code == NO_PROGRAM || code == NO_PROGRAM + 1))
-            agent_report_ssh_failure(l, i, code);
-        bool is_error = code >= 1 && code <= TDM_MAX_WORKER_ERROR;
-        int *best = &l->result.exit_code;
-        if ((is_error && (*best == 0 || *best == TDM_WORKER_STOPPED)) ||
-            (code == TDM_WORKER_STOPPED && *best == 0))
-            *best = code;
-    }
+    launcher *l = user;
+    started_agent *agent = (started_agent *)process;
+    const tdm_session_start *start = &l->options->starts[agent->index];
+    char how[TDM__EXIT_TEXT_BYTES];
+    int code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 0;
+    (void)pid;
+    agent->was_killed = !WIFEXITED(wait_status);
+    l->result.agent_lost = l->result.agent_lost || agent->was_killed;
+    tdm__loop_timer_set(l->loop, &l->look_timer, tdm_clock_s());
+
+    if (agent->was_killed)
+        launcher_say(l,
+                     "the agent of %s was %s: training continues, but workers that die there are "
+                     "not restarted",
+                     start->target ? start->target : "this host", tdm__exit_text(wait_status, how));
+    else if (!agent->is_local &&
+             (code == SSH_FAILED || code == NO_PROGRAM || code == NO_PROGRAM + 1))
+        agent_report_ssh_failure(l, agent->index, code);
+
+    tdm__exit_code_take(&l->result.exit_code, code);
 }
 
 /* ---- wait ------------------------------------------------------------------------------------ */
-
-static void agents_signal(const launcher *l, int signal_number)
-{
-    for (int i = 0; i < l->options->start_count; i++)
-        if (l->agents[i].pid > 0 && l->agents[i].is_local) kill(l->agents[i].pid, signal_number);
-}
 
 static void launcher_request_save(launcher *l)
 {
@@ -489,100 +500,88 @@ static void launcher_request_save(launcher *l)
         launcher_say(l, "cannot write the checkpoint request to the store: %s", err.message);
 }
 
-static void launcher_handle_signals(launcher *l)
+static void launcher_on_signal(int number, void *user)
 {
-    struct signalfd_siginfo info;
-    while (read(l->signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
-        if (info.ssi_signo == SIGCHLD) continue;
-        if (info.ssi_signo == SIGUSR1) {
-            launcher_request_save(l);
-            continue;
-        }
-        const char *request = l->signal_count++ == 0 ? "stop" : "now";
-        l->result.stopped = true;
-        if (l->signal_count == 1)
-            launcher_say(l, "stopping after this step (Ctrl-C again to stop at once) ...");
-        (void)tdm_session_request(l->kv, l->result.session, request, strsignal((int)info.ssi_signo),
-                                  NULL);
-        agents_signal(l, SIGTERM); /* makes them read the store */
-        double end_s = tdm_clock_s() + silence_limit_s +
-                       (l->signal_count == 1 ? l->options->grace_s : 0);
-        if (end_s < l->end_at_s || isinf(l->end_at_s)) l->end_at_s = end_s;
+    launcher *l = user;
+    if (number == SIGUSR1) {
+        launcher_request_save(l);
+        return;
     }
+    const bool is_first = l->signal_count++ == 0;
+    l->result.stopped = true;
+    if (is_first) launcher_say(l, "stopping after this step (Ctrl-C again to stop at once) ...");
+    (void)tdm_session_request(l->kv, l->result.session, is_first ? "stop" : "now",
+                              strsignal(number), NULL);
+    for (int i = 0; i < l->options->start_count; i++) /* makes them read the store */
+        if (l->agents[i].is_local && l->agents[i].process.child.pid > 0)
+            kill(l->agents[i].process.child.pid, SIGTERM);
+    l->end_at_s = fmin(l->end_at_s, tdm_clock_s() + TDM__TIMING_SESSION_AGENT_EXIT_S +
+                                        (is_first ? l->options->grace_s : 0));
 }
 
-static void launcher_keep_lease(launcher *l, double now_s)
+static void launcher_on_beat(tdm__loop_timer *timer)
 {
-    if (now_s < l->beat_at_s) return;
+    launcher *l = timer->user;
     if (tdm_kv_keep(l->kv, l->lease, NULL) == TDM_ERR_NOT_FOUND &&
-        tdm_kv_lease(l->kv, lease_s, &l->lease, NULL) == TDM_OK)
+        tdm_kv_lease(l->kv, TDM__TIMING_SESSION_LEASE_S, &l->lease, NULL) == TDM_OK)
         (void)store_put(l, "launcher", "{}", l->lease, NULL);
-    l->beat_at_s = tdm_clock_s() + beat_s;
+    tdm__loop_timer_set(l->loop, timer, tdm_clock_s() + TDM__TIMING_SESSION_BEAT_S);
 }
 
 /* Whether all agents and workers are gone, including those of other launchers. */
 static bool session_all_gone(const launcher *l)
 {
-    return l->running == 0 && !l->has_members && !(l->options->coming > 0 && l->has_hosts);
+    return l->running.count == 0 && !l->has_members && !(l->options->coming > 0 && l->has_hosts);
+}
+
+/* A host that is cut off learns the result when it reaches the store again, so the launcher waits
+ * for that if training had begun. */
+static void launcher_observe(launcher *l, double now_s)
+{
+    launcher_state state = session_all_gone(l) ? LAUNCHER_ALONE : LAUNCHER_TRAINING;
+    if (l->state == LAUNCHER_ENDED) return;
+    if (l->has_seen_hosts && now_s >= l->unknown_since_s &&
+        now_s - l->unknown_since_s < TDM__TIMING_SESSION_UNKNOWN_S)
+        state = LAUNCHER_UNKNOWN;
+    if (state != l->state) l->state_s = now_s;
+    l->state = state;
 }
 
 /* Whether the launcher can stop waiting. */
-static bool launcher_is_done(launcher *l, double now_s)
+static bool launcher_is_done(const launcher *l, double now_s)
 {
     if (now_s >= l->end_at_s) return true;
-    /* Waits for workers of other agents as long as they are in the store. */
-    if (l->running == 0 && l->has_verdict)
-        return (!l->result.agent_lost && l->options->coming == 0) || session_all_gone(l);
-    /* A host that is cut off learns the result when it reaches the store again. */
-    if (l->has_seen_hosts && now_s >= l->unknown_since_s &&
-        now_s - l->unknown_since_s < unknown_limit_s)
-        return false;
-    bool alone = session_all_gone(l);
-    if (!alone) l->alone_since_s = INFINITY;
-    if (alone && isinf(l->alone_since_s)) l->alone_since_s = now_s;
+    if (l->state == LAUNCHER_ENDED) /* workers of other agents may still be in the store */
+        return l->running.count == 0 &&
+               ((!l->result.agent_lost && l->options->coming == 0) || session_all_gone(l));
+    if (l->state != LAUNCHER_ALONE) return false;
+
     /* An agent that exited has waited for its workers; one that was killed has not. */
-    bool killed = false;
+    bool was_killed = false;
     for (int i = 0; i < l->options->start_count; i++)
-        killed = killed || !WIFEXITED(l->agents[i].status);
-    return alone && now_s - l->alone_since_s >= (killed ? alone_s : 0.5);
+        was_killed = was_killed || l->agents[i].was_killed;
+    return now_s - l->state_s >=
+           (was_killed ? TDM__TIMING_SESSION_ALONE_S : TDM__TIMING_SESSION_ALONE_SHORT_S);
 }
 
 static void launcher_wait(launcher *l)
 {
-    for (;;) {
-        launcher_handle_signals(l);
-        agents_reap(l);
-        double now_s = tdm_clock_s();
-        launcher_read_store(l, now_s);
-        launcher_keep_lease(l, now_s);
+    tdm__loop_timer_set(l->loop, &l->look_timer, tdm_clock_s());
+    tdm__loop_timer_set(l->loop, &l->beat_timer, tdm_clock_s());
+    while (tdm__loop_turn(l->loop, TDM__TIMING_SESSION_LOOK_LOCAL_S, NULL) == TDM_OK) {
+        const double now_s = tdm_clock_s();
+        launcher_observe(l, now_s);
         if (launcher_is_done(l, now_s)) return;
-        struct pollfd ready = {.fd = l->signals, .events = POLLIN};
-        (void)poll(&ready, 1, TICK_MS);
     }
 }
 
 /* ---- launch ---------------------------------------------------------------------------------- */
 
-static tdm_status launcher_open_signals(launcher *l, tdm_error *err)
-{
-    static const int asking[] = {SIGINT, SIGTERM, SIGUSR1};
-    sigemptyset(&l->taken);
-    sigaddset(&l->taken, SIGCHLD);
-    for (size_t i = 0; i < sizeof(asking) / sizeof(asking[0]); i++) {
-        struct sigaction action;
-        if (sigaction(asking[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
-            sigaddset(&l->taken, asking[i]);
-    }
-    pthread_sigmask(SIG_BLOCK, &l->taken, &l->before);
-    l->signals = signalfd(-1, &l->taken, SFD_CLOEXEC | SFD_NONBLOCK);
-    return l->signals >= 0 ? TDM_OK : tdm_os_fail(err, "cannot create", "a signalfd");
-}
-
 /* Determines the result if none is in the store. */
 static void launcher_conclude(launcher *l)
 {
-    if (l->has_verdict) return;
-    if (l->running > 0 || l->has_members) {
+    if (l->state == LAUNCHER_ENDED) return;
+    if (l->running.count > 0 || l->has_members) {
         l->result.status = TDM_ERR_TIMEOUT;
         snprintf(l->result.message, sizeof(l->result.message),
                  "the workers are still running; 'tandem ps' shows them");
@@ -603,7 +602,8 @@ static void launcher_conclude(launcher *l)
  * would remove its files until the next command that reads them. */
 static void launcher_await_orphans(const launcher *l)
 {
-    for (double until_s = tdm_clock_s() + alone_s; tdm_clock_s() < until_s; tdm_clock_sleep(0.01))
+    double until_s = tdm_clock_s() + TDM__TIMING_SESSION_ALONE_S;
+    for (; tdm_clock_s() < until_s; tdm_clock_sleep(TDM__TIMING_SESSION_ORPHAN_CHECK_S))
         if (flock(l->hold.fd, LOCK_EX | LOCK_NB) == 0) return;
 }
 
@@ -620,10 +620,7 @@ static void launcher_release(launcher *l)
     tdm_kv_close(l->kv);
     if (l->hold.arena && l->result.agent_lost && is_last) launcher_await_orphans(l);
     if (l->hold.arena) tdm_session_hold_release(&l->hold);
-    if (l->signals >= 0) {
-        close(l->signals);
-        pthread_sigmask(SIG_SETMASK, &l->before, NULL);
-    }
+    tdm__loop_destroy(l->loop);
     free(l->agents);
     explicit_bzero(l->secret, sizeof(l->secret));
     tdm_arena_destroy(l->arena);
@@ -636,11 +633,16 @@ static tdm_status launcher_run(launcher *l, tdm_error *err)
     if (!l->arena || !l->agents) return tdm_fail_oom(err, "for a session");
     TDM_TRY(launcher_begin(l, err));
     TDM_TRY(store_fill(l, err));
-    TDM_TRY(launcher_open_signals(l, err));
+    TDM_TRY(tdm__loop_create(&l->loop, err));
+    TDM_TRY(tdm__loop_signals(l->loop, session_signals,
+                              sizeof(session_signals) / sizeof(session_signals[0]),
+                              launcher_on_signal, l, err));
+    l->running = (tdm__processes){.loop = l->loop, .on_exit = agent_on_exit, .user = l};
+
     tdm_status status = agents_start(l, err);
-    if (status != TDM_OK && l->running > 0) /* do not leave the other agents running */
+    if (status != TDM_OK && l->running.count > 0) /* do not leave the other agents running */
         (void)tdm_session_end(l->kv, l->result.session, status, err->message, "launcher", NULL);
-    if (l->running > 0) launcher_wait(l);
+    if (l->running.count > 0) launcher_wait(l);
     return status;
 }
 
@@ -650,9 +652,9 @@ tdm_status tdm_session_launch(const tdm_session_options *options, tdm_session_re
     tdm_error own = {0};
     launcher l = {.options = options,
                   .hold = {.fd = -1},
-                  .signals = -1,
+                  .look_timer = {.on_time = launcher_on_look, .user = &l},
+                  .beat_timer = {.on_time = launcher_on_beat, .user = &l},
                   .end_at_s = INFINITY,
-                  .alone_since_s = INFINITY,
                   .unknown_since_s = INFINITY};
     tdm_status status = launcher_run(&l, err ? err : &own);
     launcher_conclude(&l);

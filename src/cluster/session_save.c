@@ -8,6 +8,7 @@
  * rank 0 dies meanwhile, its successor handles the request.
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "cluster/cluster.h"
 #include "cluster/session.h"
 #include "kv/kv.h"
@@ -17,8 +18,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-static const double look_s = 5; /* maximum time between two reads */
 
 tdm_status tdm_session_ask_save(tdm_kv *kv, const char *session, const char *why,
                                 char out_request[TDM_SAVE_REQUEST_BYTES], tdm_error *err)
@@ -148,6 +147,7 @@ tdm_status tdm_session_await_save(tdm_kv *kv, const char *session, const char *r
                             "no checkpoint was written within %.0f s; the request remains and is "
                             "handled after the next step",
                             seconds);
-        TDM_TRY(tdm_kv_wait(kv, prefix, revision, fmin(left_s, look_s), NULL, err));
+        TDM_TRY(tdm_kv_wait(kv, prefix, revision, fmin(left_s, TDM__TIMING_SESSION_SAVE_LOOK_S),
+                            NULL, err));
     }
 }

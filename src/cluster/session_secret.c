@@ -41,7 +41,7 @@ static tdm_status secret_fail(const char *where, tdm_error *err)
 }
 
 /* Reads a file that only its owner, this user or root, can read. */
-static tdm_status read_secret_file(const char *path, char out[TDM_SECRET_BYTES], tdm_error *err)
+static tdm_status secret_read_file(const char *path, char out[TDM_SECRET_BYTES], tdm_error *err)
 {
     struct stat about;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -70,24 +70,20 @@ static tdm_status secret_of_environment(char out[TDM_SECRET_BYTES], tdm_error *e
         snprintf(out, TDM_SECRET_BYTES, "%s", text);
         return TDM_OK;
     }
-    if (path && *path) return read_secret_file(path, out, err);
+    if (path && *path) return secret_read_file(path, out, err);
     return tdm_fail(err, TDM_ERR_NOT_FOUND, "the environment has no secret");
-}
-
-static tdm_status draw_secret(char out[TDM_SECRET_BYTES], tdm_error *err)
-{
-    uint8_t drawn[16];
-    TDM_TRY(tdm_os_random(drawn, sizeof(drawn), err));
-    tdm_hex(drawn, sizeof(drawn), out);
-    explicit_bzero(drawn, sizeof(drawn));
-    return TDM_OK;
 }
 
 tdm_status tdm__session_secret_begin(const tdm_session_hold *hold, char out[TDM_SECRET_BYTES],
                                      tdm_error *err)
 {
     tdm_status status = secret_of_environment(out, err);
-    if (status == TDM_ERR_NOT_FOUND) status = draw_secret(out, err);
+    if (status == TDM_ERR_NOT_FOUND) {
+        uint8_t drawn[16];
+        status = tdm_os_random(drawn, sizeof(drawn), err);
+        if (status == TDM_OK) tdm_hex(drawn, sizeof(drawn), out);
+        explicit_bzero(drawn, sizeof(drawn));
+    }
     TDM_TRY(status);
     return tdm__session_put_file(hold->place.secret, out, err);
 }
@@ -101,7 +97,7 @@ tdm_status tdm_session_secret(const tdm_session_hold *hold, const char *given,
     }
     tdm_status status = secret_of_environment(out, err);
     if (status != TDM_ERR_NOT_FOUND) return status;
-    if (tdm_path_exists(hold->place.secret)) return read_secret_file(hold->place.secret, out, err);
+    if (tdm_path_exists(hold->place.secret)) return secret_read_file(hold->place.secret, out, err);
     return tdm_fail(err, TDM_ERR_NOT_FOUND,
                     "this host does not have the secret of session %s: set TANDEM_SECRET to the "
                     "same text here and where the session is started, or TANDEM_SECRET_FILE to a "

@@ -6,6 +6,7 @@
  * and are untrusted: a value of the wrong type counts as missing.
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "cluster/session.h"
 #include "kv/kv.h"
 
@@ -38,12 +39,9 @@ bool tdm__session_is_of_host(const char *agent, const char *host)
     return strncmp(agent, host, length) == 0 && (!agent[length] || agent[length] == '+');
 }
 
-/* How long the result of a removed session is kept: longer than any expected network outage. */
-static const double ended_s = 24 * 3600;
-
 /* ---- read ------------------------------------------------------------------------------------ */
 
-static const tdm_json *parse(const char *value, tdm_arena *arena)
+static const tdm_json *value_parse(const char *value, tdm_arena *arena)
 {
     const tdm_json *object = NULL;
     if (tdm_json_parse(value, strlen(value), arena, &object, NULL) != TDM_OK) return NULL;
@@ -100,6 +98,7 @@ static void view_read_about(const tdm_json *about, tdm_arena *arena, tdm_session
     out->expected = (int)int_of(about, "expected", 0);
     out->min = (int)int_of(about, "min", 1);
     out->max = (int)int_of(about, "max", 0);
+    out->is_fixed = int_of(about, "fixed", 0) != 0;
     view_read_words(about, arena, out);
 }
 
@@ -155,7 +154,7 @@ static void view_read_epoch(const tdm_json *epoch, tdm_arena *arena, tdm_session
     }
 }
 
-static int by_rank(const void *a, const void *b)
+static int member_compare(const void *a, const void *b)
 {
     const tdm_session_member *x = a, *y = b;
     if ((x->rank < 0) != (y->rank < 0)) return x->rank < 0 ? 1 : -1;
@@ -196,7 +195,7 @@ static void view_drop_gone_agents(tdm_session_view *view)
 /* Takes step, speed and run of the session from the rank with the newest values. */
 static void view_sum_up(tdm_session_view *view)
 {
-    qsort(view->members, view->member_count, sizeof(*view->members), by_rank);
+    qsort(view->members, view->member_count, sizeof(*view->members), member_compare);
     for (size_t i = 0; i < view->member_count; i++) {
         const tdm_session_member *m = &view->members[i];
         if (!view->run && m->run) view->run = m->run;
@@ -254,7 +253,7 @@ tdm_status tdm_session_look(tdm_kv *kv, const char *session, tdm_arena *arena,
             view.run = items[i].value;
             continue;
         }
-        const tdm_json *value = parse(items[i].value, arena);
+        const tdm_json *value = value_parse(items[i].value, arena);
         if (value) view_read_item(key, value, arena, &view, &epoch);
     }
     if (!view.name)
@@ -288,7 +287,7 @@ tdm_status tdm_session_names(tdm_kv *kv, tdm_arena *arena, const char *const **o
 
 /* ---- requests and result --------------------------------------------------------------------- */
 
-/* Session names have no '+', so this key is next to those of all sessions. */
+/* Session names have no '+', so this key is not below the prefix of a session. */
 static const char *ended_key(char key[TDM_KV_KEY_BYTES], const char *session)
 {
     snprintf(key, TDM_KV_KEY_BYTES, "tandem/%s+ended", session);
@@ -311,7 +310,7 @@ void tdm__session_forget(tdm_kv *kv, const char *session)
     if (arena &&
         tdm_kv_get(kv, tdm__session_key(key, session, "verdict"), arena, &verdict, NULL) ==
             TDM_OK &&
-        tdm_kv_lease(kv, ended_s, &lease, NULL) == TDM_OK)
+        tdm_kv_lease(kv, TDM__TIMING_SESSION_RESULT_S, &lease, NULL) == TDM_OK)
         (void)tdm_kv_put(kv, ended_key(key, session), verdict.value, lease, NULL);
     tdm_arena_destroy(arena);
     (void)tdm_kv_remove(kv, tdm__session_key(key, session, "%s", ""), NULL);
@@ -326,7 +325,7 @@ tdm_status tdm__session_ended(tdm_kv *kv, const char *session, tdm_status *statu
     if (!arena) return tdm_fail_oom(err, "for the result of the session");
     tdm_status got = tdm_kv_get(kv, ended_key(key, session), arena, &item, err);
     if (got == TDM_OK) {
-        const tdm_json *value = parse(item.value, arena);
+        const tdm_json *value = value_parse(item.value, arena);
         *status = (tdm_status)int_of(value, "status", TDM_ERR_INTERNAL);
         snprintf(message, 1000, "%s", text_of(value, "message", ""));
     }

@@ -1,59 +1,59 @@
 /*
- * launch.c: starts the ranks of this host, watches them and makes sure that none is left running.
+ * launch.c: tdm_launch: the ranks of this host, from their start until none is left running.
  *
- * One loop waits for output, for signals (through a signalfd; they are blocked meanwhile) and for
- * timeouts. After every wake-up it checks which ranks have exited. Ending has three stages: none,
- * SIGTERM and SIGKILL; each stage has a time at which the next one follows, so the loop terminates.
- * Only processes started here are waited for: the program may have other children.
+ * An event loop (os/loop.h) reports output, signals, exits and times. The ranks are a set of
+ * processes (processes.h), which sends SIGTERM and SIGKILL. After a failure the other ranks have a
+ * short time to report errors; then the set is asked to end.
  *
  * Invariant: on return, every process that was started has been waited for. A process that the
  * kernel cannot kill is reported by an error.
  */
 #include "launch/launch.h"
 #include "base/base.h"
+#include "base/timing.h"
+#include "launch/processes.h"
 
 #include <tandem/os.h>
 
 #include <errno.h>
-#include <fcntl.h>
 #include <ftw.h>
 #include <math.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum {
-    TICK_MS = 100, /* maximum delay until an exit is noticed if its signal is lost */
-    SECRET_BYTES = 16,
-    SECRET_TEXT = 2 * SECRET_BYTES + 1
-};
-static const double moment_s = 2; /* for the other ranks to report errors, on a busy host as well */
-static const double grace_s = 5;  /* from SIGTERM to SIGKILL */
-static const double drain_s = 1;  /* time for output of processes that a rank started */
-static const double undead_s = 20; /* from SIGKILL until the launcher gives up */
+enum { SECRET_BYTES = 16, SECRET_TEXT = 2 * SECRET_BYTES + 1 };
+
+typedef struct launched_rank {
+    tdm__process process;
+    int rank;
+    int wait_status;
+    bool has_ended;
+} launched_rank;
 
 typedef struct launcher {
     const tdm_launch_options *options;
-    tdm__launch_plan plan;
-    tdm__launch_rank *ranks;
-    int running;
-    tdm__launch_queue queues[2];
-    struct pollfd *polls;
-    int signals; /* a signalfd */
-    sigset_t taken, before;
-    double grace_s;
-    double ask_at_s, kill_at_s, end_at_s; /* INFINITY: not yet */
-    bool asked, killed;
+    int count, first_rank, size;
+    char rendezvous[SECRET_TEXT + 32], secret[SECRET_TEXT]; /* used unless the options have them */
+    tdm_cpu_set *places; /* one for each rank; NULL: not pinned */
+
+    tdm__loop *loop;
+    tdm__processes running;
+    launched_rank *ranks;
+    tdm__output output;
+    tdm__loop_timer ask_timer;   /* the ranks have had their time to report */
+    tdm__loop_timer drain_timer; /* see launcher_loop */
+    bool has_new_exits;
+    bool has_drained;
     tdm_launch_result result;
 } launcher;
 
 /* ---- set-up ---------------------------------------------------------------------------------- */
 
-static tdm_status random_text(char out[SECRET_TEXT], tdm_error *err)
+static tdm_status launcher_draw_text(char out[SECRET_TEXT], tdm_error *err)
 {
     uint8_t bytes[SECRET_BYTES];
     TDM_TRY(tdm_os_random(bytes, sizeof(bytes), err));
@@ -62,32 +62,29 @@ static tdm_status random_text(char out[SECRET_TEXT], tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status check_options(launcher *l, tdm_error *err)
+static tdm_status launcher_check_options(launcher *l, tdm_error *err)
 {
     const tdm_launch_options *o = l->options;
-    tdm__launch_plan *plan = &l->plan;
     tdm_cpu_info cpu;
     tdm_os_cpu_info(&cpu);
-    plan->options = o;
-    plan->count = o->count > 0 ? o->count : cpu.usable_count;
-    plan->first_rank = o->first_rank;
-    plan->size = o->size > 0 ? o->size : plan->count;
+    l->count = o->count > 0 ? o->count : cpu.usable_count;
+    l->first_rank = o->first_rank;
+    l->size = o->size > 0 ? o->size : l->count;
     if (!o->program || !o->program[0] || !o->program[0][0])
         return tdm_fail(err, TDM_ERR_INVALID, "no program to run");
-    if (o->count < 0 || plan->count > TDM_MAX_LAUNCH)
+    if (o->count < 0 || l->count > TDM_MAX_LAUNCH)
         return tdm_fail(err, TDM_ERR_RANGE,
-                        "cannot start %d processes: the number must be from 1 to %d", plan->count,
+                        "cannot start %d processes: the number must be from 1 to %d", l->count,
                         TDM_MAX_LAUNCH);
-    if (o->first_rank < 0 || o->size < 0 || plan->first_rank > plan->size - plan->count)
+    if (o->first_rank < 0 || o->size < 0 || l->first_rank > l->size - l->count)
         return tdm_fail(err, TDM_ERR_RANGE,
-                        "%d ranks starting at rank %d do not fit into a world of %d", plan->count,
-                        plan->first_rank, plan->size);
-    if (plan->size > plan->count && !o->rendezvous)
+                        "%d ranks starting at rank %d do not fit into a world of %d", l->count,
+                        l->first_rank, l->size);
+    if (l->size > l->count && !o->rendezvous)
         return tdm_fail(err, TDM_ERR_INVALID,
                         "%d of %d ranks start on this host: set a rendezvous with the other hosts "
                         "(HOST:PORT of rank 0, or a file on a shared file system)",
-                        plan->count, plan->size);
-    l->grace_s = o->grace_s > 0 ? o->grace_s : grace_s;
+                        l->count, l->size);
     return TDM_OK;
 }
 
@@ -114,7 +111,8 @@ static tdm_status run_directory_make(launcher *l, tdm_error *err)
     return tdm_fail(err, TDM_ERR_RANGE, "%s: the directory name is too long", l->options->run);
 }
 
-static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *walk)
+static int run_directory_remove_entry(const char *path, const struct stat *info, int type,
+                                      struct FTW *walk)
 {
     (void)info;
     (void)type;
@@ -126,7 +124,7 @@ static int remove_entry(const char *path, const struct stat *info, int type, str
 void tdm_launch_forget(tdm_launch_result *result)
 {
     if (!result->run_is_temporary || !result->run[0]) return;
-    nftw(result->run, remove_entry, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+    nftw(result->run, run_directory_remove_entry, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
     result->run[0] = '\0';
 }
 
@@ -138,56 +136,11 @@ static void run_directory_leave(launcher *l, bool well)
         l->result.run[0] = '\0';
 }
 
-static tdm_status launcher_prepare(launcher *l, tdm_error *err)
-{
-    char secret[SECRET_TEXT], name[SECRET_TEXT], rendezvous[SECRET_TEXT + 32];
-    const char *shared = l->options->secret;
-    TDM_TRY(random_text(name, err));
-    TDM_TRY(run_directory_make(l, err));
-    TDM_TRY(random_text(secret, err));
-    snprintf(rendezvous, sizeof(rendezvous), "unix:tandem-%s", name);
-    if (l->options->rendezvous && !shared) shared = getenv("TANDEM_SECRET");
-    bool alone = l->plan.size == l->plan.count;
-    if (!shared && alone)
-        shared = secret; /* else all hosts must bring the same: ranks will say so */
-    tdm_status status = tdm__launch_plan_init(
-        &l->plan, l->options->rendezvous ? l->options->rendezvous : rendezvous, shared,
-        l->result.run, err);
-    explicit_bzero(secret, sizeof(secret));
-    return status;
-}
-
-/* Opens a signalfd for SIGCHLD and the signals that are not ignored. */
-static tdm_status launcher_open_signals(launcher *l, tdm_error *err)
-{
-    static const int asking[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
-    sigemptyset(&l->taken);
-    sigaddset(&l->taken, SIGCHLD);
-    for (size_t i = 0; i < sizeof(asking) / sizeof(asking[0]); i++) {
-        struct sigaction action;
-        if (sigaction(asking[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
-            sigaddset(&l->taken, asking[i]);
-    }
-    pthread_sigmask(SIG_BLOCK, &l->taken, &l->before);
-    l->plan.mask = l->before;
-    l->signals = signalfd(-1, &l->taken, SFD_CLOEXEC | SFD_NONBLOCK);
-    return l->signals >= 0 ? TDM_OK : tdm_os_fail(err, "cannot create", "a signalfd");
-}
-
 /* ---- exits ----------------------------------------------------------------------------------- */
 
-static void ranks_signal(const launcher *l, int signal_number)
+static double launcher_grace_s(const launcher *l)
 {
-    for (int i = 0; i < l->plan.count; i++)
-        if (l->ranks[i].pid > 0) kill(-l->ranks[i].pid, signal_number);
-}
-
-static void ranks_kill(launcher *l)
-{
-    if (l->killed) return;
-    l->killed = true;
-    l->end_at_s = tdm_clock_s() + undead_s;
-    ranks_signal(l, SIGKILL);
+    return l->options->grace_s > 0 ? l->options->grace_s : TDM__TIMING_LAUNCH_GRACE_S;
 }
 
 static bool status_is_failure(int status)
@@ -207,15 +160,16 @@ static bool status_is_kill(int status)
 static bool failure_is_open(const launcher *l)
 {
     const tdm_launch_result *so_far = &l->result;
-    return so_far->failed_rank < 0 ||
-           (so_far->ended_signal == 0 && !so_far->interrupted && !l->killed);
+    return so_far->failed_rank < 0 || (so_far->ended_signal == 0 && !so_far->interrupted &&
+                                       l->running.stage < TDM__END_KILLED);
 }
 
 /* Whether an exit is more informative than an earlier exit code. A rank that got SIGTERM may exit
  * in any way, but a SIGKILL is from outside until the launcher sends it. */
 static bool failure_says_more(const launcher *l, int status)
 {
-    return status_is_kill(status) && (!l->asked || WTERMSIG(status) == SIGKILL);
+    return status_is_kill(status) &&
+           (l->running.stage == TDM__END_NONE || WTERMSIG(status) == SIGKILL);
 }
 
 /* Records the failure to report: the first one. Of several before the launcher kills, a death by a
@@ -224,219 +178,211 @@ static void failures_record(launcher *l)
 {
     tdm_launch_result *out = &l->result;
     bool again = out->failed_rank >= 0;
-    const tdm__launch_rank *first = NULL;
-    for (int i = 0; i < l->plan.count; i++) {
-        const tdm__launch_rank *r = &l->ranks[i];
-        if (!r->ended || !(again ? failure_says_more(l, r->status) : status_is_failure(r->status)))
+    const launched_rank *first = NULL;
+    for (int i = 0; i < l->count; i++) {
+        const launched_rank *r = &l->ranks[i];
+        if (!r->has_ended ||
+            !(again ? failure_says_more(l, r->wait_status) : status_is_failure(r->wait_status)))
             continue;
-        if (!first || (status_is_kill(r->status) && !status_is_kill(first->status))) first = r;
+        if (!first || (status_is_kill(r->wait_status) && !status_is_kill(first->wait_status)))
+            first = r;
     }
     if (!first) return;
     out->failed_rank = first->rank;
-    if (WIFSIGNALED(first->status)) {
-        out->ended_signal = WTERMSIG(first->status);
+    if (WIFSIGNALED(first->wait_status)) {
+        out->ended_signal = WTERMSIG(first->wait_status);
         out->exit_code = 128 + out->ended_signal;
         snprintf(out->how, sizeof(out->how), "rank %d was killed by signal %d (%s)", first->rank,
                  out->ended_signal, strsignal(out->ended_signal));
     } else {
-        out->exit_code = WEXITSTATUS(first->status);
+        out->exit_code = WEXITSTATUS(first->wait_status);
         snprintf(out->how, sizeof(out->how), "rank %d exited with code %d", first->rank,
                  out->exit_code);
     }
     /* After a signal to the launcher, ranks have the full grace time; after a failure, a short time
      * to report. */
-    if (!again) l->ask_at_s = tdm_clock_s() + (out->interrupted ? l->grace_s : moment_s);
+    if (!again)
+        tdm__loop_timer_set(
+            l->loop, &l->ask_timer,
+            tdm_clock_s() + (out->interrupted ? launcher_grace_s(l) : TDM__TIMING_LAUNCH_REPORT_S));
 }
 
-/* True if the rank has exited; its process id remains reserved until it is waited for. */
-static bool rank_has_ended(const tdm__launch_rank *r, siginfo_t *info)
+static void launcher_on_exit(tdm__process *process, pid_t pid, int wait_status, void *user)
 {
-    *info = (siginfo_t){.si_pid = 0};
-    return r->pid > 0 && waitid(P_PID, (id_t)r->pid, info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-           info->si_pid == r->pid;
+    launcher *l = user;
+    launched_rank *r = (launched_rank *)process; /* its first member */
+    (void)pid;
+    r->wait_status = wait_status;
+    r->has_ended = true;
+    l->has_new_exits = true;
 }
 
-static void ranks_reap(launcher *l)
-{
-    int ends = 0;
-    for (int i = 0; i < l->plan.count; i++) {
-        tdm__launch_rank *r = &l->ranks[i];
-        siginfo_t info;
-        if (!rank_has_ended(r, &info)) continue;
-        /* Processes that it started are killed as well, unless it succeeded. */
-        if (info.si_code != CLD_EXITED || info.si_status != 0) kill(-r->pid, SIGKILL);
-        while (waitpid(r->pid, &r->status, 0) < 0 && errno == EINTR) continue;
-        r->pid = 0;
-        r->ended = true;
-        l->running--;
-        ends++;
-    }
-    if (ends > 0 && failure_is_open(l)) failures_record(l);
-}
+/* ---- signals and times ----------------------------------------------------------------------- */
 
-static void launcher_handle_signals(launcher *l)
+static void launcher_on_signal(int number, void *user)
 {
-    struct signalfd_siginfo info;
-    while (read(l->signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
-        if (info.ssi_signo == SIGCHLD) continue;
-        if (info.ssi_signo == SIGUSR1) { /* forwarded to the ranks; does not end them */
-            for (int i = 0; i < l->plan.count; i++)
-                if (l->ranks[i].pid > 0) kill(l->ranks[i].pid, SIGUSR1);
-        } else if (l->result.interrupted) {
-            ranks_kill(l);
-        } else {
-            l->result.interrupted = true;
-            ranks_signal(l, (int)info.ssi_signo);
-        }
+    launcher *l = user;
+    if (number == SIGUSR1) { /* forwarded to the ranks, not to what they started; ends none */
+        for (int i = 0; i < l->count; i++)
+            if (l->ranks[i].process.child.pid > 0) kill(l->ranks[i].process.child.pid, SIGUSR1);
+    } else if (l->result.interrupted) {
+        tdm__processes_kill(&l->running);
+    } else {
+        l->result.interrupted = true;
+        tdm__processes_signal(&l->running, number);
     }
 }
 
-static void launcher_handle_deadlines(launcher *l)
+static void launcher_on_ask(tdm__loop_timer *timer)
 {
-    double now = tdm_clock_s();
-    if (now >= l->ask_at_s && !l->asked) {
-        l->asked = true;
-        l->kill_at_s = now + l->grace_s;
-        ranks_signal(l, SIGTERM);
-        ranks_signal(l, SIGCONT); /* stopped processes do not handle signals */
-    }
-    if (now >= l->kill_at_s) ranks_kill(l);
+    launcher *l = timer->user;
+    tdm__processes_ask(&l->running);
+    tdm__processes_signal(&l->running, SIGCONT); /* stopped processes do not handle SIGTERM */
 }
 
-/* ---- main loop ------------------------------------------------------------------------------- */
-
-static int launcher_timeout_ms(const launcher *l)
+static void launcher_on_drained(tdm__loop_timer *timer)
 {
-    double now = tdm_clock_s(), next = now + TICK_MS * 1e-3;
-    if (!l->asked && l->ask_at_s < next) next = l->ask_at_s;
-    if (!l->killed && l->kill_at_s < next) next = l->kill_at_s;
-    return next > now ? (int)ceil((next - now) * 1e3) : 0;
+    launcher *l = timer->user;
+    l->has_drained = true;
 }
 
-static void launcher_poll(launcher *l)
+/* ---- start ----------------------------------------------------------------------------------- */
+
+static void rank_fill_environment(const launcher *l, int index, tdm__environment *env)
 {
-    nfds_t count = 0;
-    l->polls[count++] = (struct pollfd){.fd = l->signals, .events = POLLIN};
-    for (int q = 0; q < 2; q++) {
-        const tdm__launch_queue *queue = &l->queues[q];
-        if (queue->text.length > 0 && !queue->broken)
-            l->polls[count++] = (struct pollfd){.fd = queue->fd, .events = POLLOUT};
-        if (tdm__launch_full(queue)) continue;
-        for (int i = 0; i < l->plan.count; i++)
-            if (l->ranks[i].streams[q].fd >= 0)
-                l->polls[count++] = (struct pollfd){.fd = l->ranks[i].streams[q].fd,
-                                                    .events = POLLIN};
-    }
-    poll(l->polls, count, launcher_timeout_ms(l));
+    const tdm_launch_options *o = l->options;
+    const char *replaced[10] = {
+        "TANDEM_RANK",       "TANDEM_SIZE",   "TANDEM_LOCAL_RANK", "TANDEM_LOCAL_SIZE",
+        "TANDEM_RENDEZVOUS", "TANDEM_SECRET", "TANDEM_RUN",
+    };
+    int n = 7;
+    if (o->transport) replaced[n++] = "TANDEM_TRANSPORT"; /* otherwise the launcher's own value */
+    if (o->job) replaced[n++] = "TANDEM_JOB";
+
+    /* Ranks of other hosts need the same secret: with a rendezvous it comes from the user. */
+    const char *secret = o->secret;
+    if (!secret && o->rendezvous) secret = getenv("TANDEM_SECRET");
+    if (!secret && l->size == l->count) secret = l->secret;
+
+    tdm__environment_init(env, replaced);
+    tdm__environment_add(env, "TANDEM_RANK", "%d", l->first_rank + index);
+    tdm__environment_add(env, "TANDEM_SIZE", "%d", l->size);
+    tdm__environment_add(env, "TANDEM_LOCAL_RANK", "%d", index);
+    tdm__environment_add(env, "TANDEM_LOCAL_SIZE", "%d", l->count);
+    tdm__environment_add(env, "TANDEM_RENDEZVOUS", "%s",
+                         o->rendezvous ? o->rendezvous : l->rendezvous);
+    if (secret) tdm__environment_add(env, "TANDEM_SECRET", "%s", secret);
+    tdm__environment_add(env, "TANDEM_RUN", "%s", l->result.run);
+    if (o->transport) tdm__environment_add(env, "TANDEM_TRANSPORT", "%s", o->transport);
+    if (o->job) tdm__environment_add(env, "TANDEM_JOB", "%s", o->job);
 }
 
-static void launcher_move_output(launcher *l)
+/* The first rank inherits the launcher's standard input, unless that is a terminal. */
+static bool launcher_has_input(void)
 {
-    for (int q = 0; q < 2; q++) {
-        for (int i = 0; i < l->plan.count; i++)
-            tdm__launch_read(&l->ranks[i].streams[q], &l->queues[q]);
-        tdm__launch_write(&l->queues[q]);
-    }
+    struct stat info;
+    return fstat(STDIN_FILENO, &info) == 0 && !isatty(STDIN_FILENO);
 }
 
-static bool launcher_has_output(const launcher *l, bool streams_too)
+static tdm_status rank_start(launcher *l, int index, tdm_error *err)
 {
-    for (int q = 0; q < 2; q++) {
-        if (l->queues[q].text.length > 0 && !l->queues[q].broken) return true;
-        for (int i = 0; streams_too && i < l->plan.count; i++)
-            if (l->ranks[i].streams[q].fd >= 0) return true;
-    }
-    return false;
+    tdm__environment env;
+    tdm__spawn_options options = {.program = l->options->program,
+                                  .place = l->places ? &l->places[index] : NULL,
+                                  .dies_with = getpid(),
+                                  .keeps_input = index == 0 && launcher_has_input(),
+                                  .input = -1,
+                                  .output = {-1, -1}};
+    l->ranks[index].rank = l->first_rank + index;
+    rank_fill_environment(l, index, &env);
+    options.environment = env.items;
+
+    tdm_status status = env.failed ? tdm_fail_oom(err, "for the environment of the ranks") : TDM_OK;
+    if (status == TDM_OK && l->options->label)
+        status = tdm__output_open(&l->output, index, l->ranks[index].rank, options.output, err);
+    if (status == TDM_OK)
+        status = tdm__process_start(&l->running, &l->ranks[index].process, &options, err);
+    for (int i = 0; i < 2; i++)
+        if (options.output[i] >= 0) close(options.output[i]);
+    tdm__environment_release(&env);
+    return status;
 }
 
-static void launcher_loop(launcher *l)
+static tdm_status launcher_start(launcher *l, tdm_error *err)
 {
-    double drain_until_s = INFINITY;
-    for (;;) {
-        launcher_handle_signals(l);
-        ranks_reap(l);
-        launcher_handle_deadlines(l);
-        launcher_move_output(l);
-        double now = tdm_clock_s();
-        if (l->running == 0 && isinf(drain_until_s)) {
-            drain_until_s = now + drain_s;
-            continue; /* read the output of the last rank first */
-        }
-        if (l->running == 0 && !launcher_has_output(l, now < drain_until_s)) return;
-        if (l->running == 0 && l->killed && now >= drain_until_s) return;
-        if (l->running > 0 && now >= l->end_at_s) return;
-        launcher_poll(l);
-    }
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+    char name[SECRET_TEXT];
+    TDM_TRY(launcher_draw_text(name, err));
+    TDM_TRY(launcher_draw_text(l->secret, err));
+    snprintf(l->rendezvous, sizeof(l->rendezvous), "unix:tandem-%s", name);
+    TDM_TRY(run_directory_make(l, err));
+    l->ranks = calloc((size_t)l->count, sizeof(*l->ranks));
+    if (!l->ranks) return tdm_fail_oom(err, "for %d ranks", l->count);
+    if (l->options->pin) TDM_TRY(tdm__process_places(l->count, &l->places, err));
+
+    TDM_TRY(tdm__loop_create(&l->loop, err));
+    if (l->options->label) TDM_TRY(tdm__output_init(&l->output, l->loop, l->count, err));
+    TDM_TRY(tdm__loop_signals(l->loop, signals, sizeof(signals) / sizeof(signals[0]),
+                              launcher_on_signal, l, err));
+    l->running = (tdm__processes){
+        .loop = l->loop, .on_exit = launcher_on_exit, .user = l, .grace_s = launcher_grace_s(l)};
+    for (int i = 0; i < l->count; i++) TDM_TRY(rank_start(l, i, err));
+    return TDM_OK;
 }
 
 /* ---- launch ---------------------------------------------------------------------------------- */
 
-static tdm_status ranks_start(launcher *l, tdm_error *err)
+/* Processes that a rank started may keep its pipes open after its exit: they have a short time for
+ * their output. Lines that were received are written however long that takes, until a second signal
+ * arrives. */
+static tdm_status launcher_loop(launcher *l, tdm_error *err)
 {
-    for (int i = 0; i < l->plan.count; i++) {
-        TDM_TRY(tdm__launch_spawn(&l->plan, i, &l->ranks[i], err));
-        l->running++;
+    for (;;) {
+        if (l->has_new_exits && failure_is_open(l)) failures_record(l);
+        l->has_new_exits = false;
+        if (l->running.count > 0 && l->running.stage == TDM__END_ABANDONED)
+            return tdm_fail(err, TDM_ERR_TIMEOUT,
+                            "%d ranks are still running although they were killed",
+                            l->running.count);
+        if (l->running.count == 0) {
+            if (!l->drain_timer.is_set && !l->has_drained)
+                tdm__loop_timer_set(l->loop, &l->drain_timer,
+                                    tdm_clock_s() + TDM__TIMING_LAUNCH_DRAIN_S);
+            if (!tdm__output_is_pending(&l->output, !l->has_drained)) return TDM_OK;
+            if (l->has_drained && l->running.stage >= TDM__END_KILLED) return TDM_OK;
+        }
+        TDM_TRY(tdm__loop_turn(l->loop, INFINITY, err));
     }
-    return TDM_OK;
-}
-
-static tdm_status launcher_allocate(launcher *l, tdm_error *err)
-{
-    size_t count = (size_t)l->plan.count;
-    l->ranks = calloc(count, sizeof(*l->ranks));
-    l->polls = calloc(count * 2 + 3, sizeof(*l->polls));
-    if (!l->ranks || !l->polls) return tdm_fail_oom(err, "for %d ranks", l->plan.count);
-    for (int i = 0; i < l->plan.count; i++) {
-        l->ranks[i].rank = l->plan.first_rank + i;
-        for (int q = 0; q < 2; q++)
-            l->ranks[i].streams[q] = (tdm__launch_stream){
-                .fd = -1, .rank = l->ranks[i].rank, .to = STDOUT_FILENO + q};
-    }
-    for (int q = 0; q < 2; q++) l->queues[q].fd = STDOUT_FILENO + q;
-    return TDM_OK;
 }
 
 static void launcher_release(launcher *l)
 {
-    for (int i = 0; l->ranks && i < l->plan.count; i++)
-        for (int q = 0; q < 2; q++) tdm__launch_stream_close(&l->ranks[i].streams[q]);
-    for (int q = 0; q < 2; q++) tdm_str_release(&l->queues[q].text);
-    tdm__launch_plan_release(&l->plan);
+    tdm__output_release(&l->output);
+    tdm__loop_destroy(l->loop);
     free(l->ranks);
-    free(l->polls);
-}
-
-static tdm_status launcher_run(launcher *l, tdm_error *err)
-{
-    TDM_TRY(launcher_prepare(l, err));
-    TDM_TRY(launcher_allocate(l, err));
-    tdm_status status = launcher_open_signals(l, err);
-    if (status == TDM_OK) status = ranks_start(l, err);
-    if (status != TDM_OK) ranks_kill(l);
-    if (l->signals >= 0) launcher_loop(l);
-    if (status == TDM_OK && l->running > 0)
-        status = tdm_fail(err, TDM_ERR_TIMEOUT,
-                          "%d ranks are still running although they were killed", l->running);
-    if (l->signals >= 0) {
-        launcher_handle_signals(l); /* drop signals for the ranks */
-        close(l->signals);
-    }
-    pthread_sigmask(SIG_SETMASK, &l->before, NULL);
-    return status;
+    free(l->places);
+    explicit_bzero(l->secret, sizeof(l->secret));
 }
 
 tdm_status tdm_launch(const tdm_launch_options *options, tdm_launch_result *out, tdm_error *err)
 {
     launcher l = {.options = options,
-                  .signals = -1,
-                  .ask_at_s = INFINITY,
-                  .kill_at_s = INFINITY,
-                  .end_at_s = INFINITY,
+                  .ask_timer = {.on_time = launcher_on_ask, .user = &l},
+                  .drain_timer = {.on_time = launcher_on_drained, .user = &l},
                   .result = {.failed_rank = -1}};
-    TDM_TRY(check_options(&l, err));
-    tdm_status status = launcher_run(&l, err);
-    l.result.output_errno = l.queues[0].why ? l.queues[0].why : l.queues[1].why;
-    bool nothing_ran = status != TDM_OK && l.running == 0;
+    tdm_error ignored;
+    TDM_TRY(launcher_check_options(&l, err));
+    tdm_status status = launcher_start(&l, err);
+    if (status == TDM_OK) {
+        status = launcher_loop(&l, err);
+    } else if (l.running.count > 0) {
+        tdm__processes_kill(&l.running);
+        (void)launcher_loop(&l, &ignored);
+    }
+
+    l.result.output_errno = l.output.queues[0].why ? l.output.queues[0].why
+                                                   : l.output.queues[1].why;
+    bool nothing_ran = status != TDM_OK && l.running.count == 0;
     run_directory_leave(&l, nothing_ran || (l.result.failed_rank < 0 && !l.result.interrupted));
     launcher_release(&l);
     if (status == TDM_OK) *out = l.result;

@@ -1,70 +1,52 @@
 /*
- * launch.h: declarations shared by the files of the launcher: the process of a rank, its start and
- * its output.
+ * launch.h: declarations shared by the files of tdm_launch: the labelled output of the ranks.
  */
 #ifndef TANDEM_LAUNCH_LAUNCH_H
 #define TANDEM_LAUNCH_LAUNCH_H
 
-#include "os/os.h"
+#include "os/loop.h"
 
 #include <tandem/cluster.h>
+#include <tandem/text.h>
 
-#include <signal.h>
-#include <sys/types.h>
-
-/* ---- output (launch_output.c) ---------------------------------------------------------------- */
+typedef struct tdm__output tdm__output;
 
 /* Output of a rank on one of its two streams that is not forwarded yet. */
-typedef struct tdm__launch_stream {
-    int fd; /* read end of the pipe; -1: closed, or not labelled */
+typedef struct tdm__output_stream {
+    tdm__output *output;
+    tdm__loop_watch watch; /* watch.fd: read end of the pipe; -1: closed */
     int rank;
-    int to;       /* STDOUT_FILENO or STDERR_FILENO */
+    int to;       /* index of its queue: 0 standard output, 1 standard error */
     tdm_str line; /* incomplete line */
-} tdm__launch_stream;
+} tdm__output_stream;
 
-/* Complete lines for one of the launcher's streams; bounded, see tdm__launch_read. */
-typedef struct tdm__launch_queue {
-    int fd;
+/* Complete lines for one of the launcher's streams. */
+typedef struct tdm__output_queue {
+    tdm__output *output;
+    tdm__loop_watch watch; /* of STDOUT_FILENO or STDERR_FILENO */
     tdm_str text;
-    size_t done;
-    bool broken; /* the stream cannot be written any more */
-    int why;     /* errno if it is broken for another reason than a closed pipe */
-} tdm__launch_queue;
+    size_t done;    /* bytes of `text` that are written */
+    bool is_paused; /* it is full: its streams are not read until it is empty */
+    bool is_broken; /* the stream cannot be written any more */
+    int why;        /* errno if it is broken for another reason than a closed pipe */
+} tdm__output_queue;
 
-/* Reads available output and queues complete lines, at the end of the stream also the rest. Does
- * nothing while the queue is full, so that a rank that writes too fast blocks on its pipe. */
-void tdm__launch_read(tdm__launch_stream *stream, tdm__launch_queue *queue);
-bool tdm__launch_full(const tdm__launch_queue *queue);
-/* Writes as much as possible without blocking. */
-void tdm__launch_write(tdm__launch_queue *queue);
-void tdm__launch_stream_close(tdm__launch_stream *stream);
+/* All ranks; zero: without labels, the ranks write to the launcher's streams themselves. */
+struct tdm__output {
+    tdm__loop *loop;
+    tdm__output_queue queues[2];
+    tdm__output_stream *streams; /* two for each rank */
+    int stream_count;
+    int open_count;
+};
 
-/* ---- processes (launch_spawn.c) -------------------------------------------------------------- */
-
-typedef struct tdm__launch_rank {
-    int rank;
-    pid_t pid; /* also its process group; 0: not started, or exited and waited for */
-    int status;
-    bool ended;
-    tdm__launch_stream streams[2];
-} tdm__launch_rank;
-
-/* Settings common to all ranks; prepared before the first one is started. */
-typedef struct tdm__launch_plan {
-    const tdm_launch_options *options;
-    int count, first_rank, size;
-    char **environment; /* the last entries are for the variables of a rank */
-    size_t common_count;
-    tdm_cpu_set *places; /* one for each rank; NULL: not pinned */
-    pid_t launcher;
-    sigset_t mask; /* initial signal mask */
-} tdm__launch_plan;
-
-tdm_status tdm__launch_plan_init(tdm__launch_plan *plan, const char *rendezvous, const char *secret,
-                                 const char *run, tdm_error *err);
-void tdm__launch_plan_release(tdm__launch_plan *plan);
-/* Starts rank `index` of this host; returns when its program runs or could not be executed. */
-tdm_status tdm__launch_spawn(const tdm__launch_plan *plan, int index, tdm__launch_rank *out,
-                             tdm_error *err);
+tdm_status tdm__output_init(tdm__output *output, tdm__loop *loop, int rank_count, tdm_error *err);
+void tdm__output_release(tdm__output *output);
+/* Creates the pipes of a rank; the caller passes the write ends to it, and closes them. `index` is
+ * the number of the rank on this host. */
+tdm_status tdm__output_open(tdm__output *output, int index, int rank, int out_write_ends[2],
+                            tdm_error *err);
+/* Whether lines wait to be written or, with `streams_too`, ranks can still write some. */
+bool tdm__output_is_pending(const tdm__output *output, bool streams_too);
 
 #endif

@@ -2,9 +2,9 @@
  * spawn.c: starts one process: environment, fork, exec.
  *
  * Everything that needs memory is done before fork; between fork and exec the child makes only
- * system calls. A child that must die with its parent requests SIGKILL on the parent's death and
- * then checks that the parent still exists, so there is no race. A pipe with close-on-exec reports
- * the start of the program: bytes in it are the errno of the call that failed.
+ * system calls. A child that must die with its parent requests SIGKILL on the parent's death, then
+ * checks that the parent still exists: it may have died before the request. A pipe with
+ * close-on-exec reports the start of the program: bytes in it are the errno of the failed call.
  */
 #include "launch/spawn.h"
 
@@ -40,7 +40,7 @@ static void environment_put(tdm__environment *env, char *text)
     env->items[env->count] = NULL;
 }
 
-static bool is_one_of(const char *entry, const char *const *names)
+static bool environment_is_replaced(const char *entry, const char *const *names)
 {
     for (; names && *names; names++) {
         size_t length = strlen(*names);
@@ -53,7 +53,7 @@ void tdm__environment_init(tdm__environment *env, const char *const *without)
 {
     *env = (tdm__environment){.items = NULL};
     for (char **entry = environ; entry && *entry; entry++)
-        if (!is_one_of(*entry, without)) environment_put(env, strdup(*entry));
+        if (!environment_is_replaced(*entry, without)) environment_put(env, strdup(*entry));
 }
 
 void tdm__environment_add(tdm__environment *env, const char *name, const char *fmt, ...)
@@ -107,7 +107,7 @@ static bool child_set_up(const tdm__spawn_options *o)
            sigprocmask(SIG_SETMASK, o->mask, NULL) == 0;
 }
 
-__attribute__((noreturn)) static void become(const tdm__spawn_options *o, int report)
+__attribute__((noreturn)) static void child_become(const tdm__spawn_options *o, int report)
 {
     if (child_set_up(o))
         execvpe(o->program[0], (char *const *)(uintptr_t)o->program, o->environment);
@@ -119,7 +119,7 @@ __attribute__((noreturn)) static void become(const tdm__spawn_options *o, int re
 /* ---- parent ---------------------------------------------------------------------------------- */
 
 /* The errno of the child, or 0 if its program runs. */
-static int read_report(int fd)
+static int spawn_read_report(int fd)
 {
     int error_number = 0;
     ssize_t got;
@@ -147,7 +147,7 @@ tdm_status tdm__spawn(const tdm__spawn_options *options, pid_t *out, tdm_error *
     int report[2];
     if (pipe2(report, O_CLOEXEC) != 0) return tdm_os_fail(err, "cannot create", "a pipe");
     pid_t pid = fork();
-    if (pid == 0) become(options, report[1]);
+    if (pid == 0) child_become(options, report[1]);
     close(report[1]);
     if (pid < 0) {
         close(report[0]);
@@ -155,7 +155,7 @@ tdm_status tdm__spawn(const tdm__spawn_options *options, pid_t *out, tdm_error *
     }
     /* Also done in the child: complete before either continues. */
     if (!options->own_session) setpgid(pid, pid);
-    int error_number = read_report(report[0]);
+    int error_number = spawn_read_report(report[0]);
     close(report[0]);
     if (error_number != 0) {
         while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) continue;

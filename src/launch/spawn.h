@@ -31,13 +31,13 @@ typedef struct tdm__spawn_options {
     char *const *environment;
     const char *dir;          /* NULL: current directory */
     const tdm_cpu_set *place; /* NULL: not pinned */
-    const sigset_t *mask;     /* initial signal mask */
+    const sigset_t *mask;     /* initial signal mask; see tdm__process_start */
     pid_t dies_with;          /* dies with this process; 0: independent */
-    bool own_session;         /* otherwise a new process group */
-    bool keeps_input;         /* otherwise `input` is used */
-    int input;                /* -1: empty */
-    int output[2];            /* -1: inherited */
-    const int *kept;          /* file descriptors to inherit */
+    bool own_session; /* otherwise a new process group, which does not outlive its failure */
+    bool keeps_input; /* otherwise `input` is used */
+    int input;        /* -1: empty */
+    int output[2];    /* -1: inherited */
+    const int *kept;  /* file descriptors to inherit */
     int kept_count;
 } tdm__spawn_options;
 

@@ -8,16 +8,18 @@
  * the leader's core. The socket is in the abstract namespace, so nothing is left behind. Both sides
  * check that the other is the same user.
  *
- * Invariant: a leader never waits for the others beyond `meet_s`; tasks that connect later get the
- * exit code as well.
+ * Invariant: a leader never waits for the others beyond TDM__TIMING_TASKS_MEET_S; tasks that connect
+ * later get the exit code as well.
  */
 #include "base/base.h"
+#include "base/timing.h"
+#include "os/loop.h"
 #include "os/os.h"
 
 #include <tandem/cluster.h>
 
 #include <errno.h>
-#include <poll.h>
+#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,16 +28,20 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { TICK_MS = 100, MAGIC = 0x5441534b, MIN_PAUSE_MS = 5, MAX_PAUSE_MS = 200 };
-static const double meet_s = 10; /* time for all tasks to connect, from the start of the leader */
-static const double look_s = 60; /* time to look for the leader, as for ranks of a world */
+enum { MAGIC = 0x5441534b };
+
+typedef struct other_task {
+    tdm__loop_watch watch; /* watched until it has reported */
+    tdm_tasks *tasks;
+} other_task;
 
 struct tdm_tasks {
-    int listener;
-    /* first the listener, then the tasks; negative (~fd) once it has reported */
-    struct pollfd *others;
+    tdm__loop *loop; /* while the tasks meet; NULL afterwards */
+    tdm__loop_watch listener;
+    other_task *others;
     int count, room;
-    int reported; /* tasks that have reported their CPUs */
+    int reported;      /* tasks that have reported their CPUs, or are gone */
+    tdm_cpu_set place; /* the CPUs of all that have reported */
 };
 
 /* Sent between processes of one program on one host, in native layout. */
@@ -52,8 +58,8 @@ typedef struct farewell {
 
 /* ---- socket ---------------------------------------------------------------------------------- */
 
-static tdm_status make_address(const char *name, struct sockaddr_un *out, socklen_t *bytes,
-                               tdm_error *err)
+static tdm_status tasks_address(const char *name, struct sockaddr_un *out, socklen_t *bytes,
+                                tdm_error *err)
 {
     *out = (struct sockaddr_un){.sun_family = AF_UNIX};
     int length = snprintf(out->sun_path + 1, sizeof(out->sun_path) - 1, "tandem-tasks-%lu-%s",
@@ -64,7 +70,7 @@ static tdm_status make_address(const char *name, struct sockaddr_un *out, sockle
     return TDM_OK;
 }
 
-static bool is_same_user(int fd)
+static bool peer_is_same_user(int fd)
 {
     struct ucred peer;
     socklen_t bytes = sizeof(peer);
@@ -73,42 +79,53 @@ static bool is_same_user(int fd)
 
 /* ---- leader ---------------------------------------------------------------------------------- */
 
+/* Adds the reported CPUs to those of all. */
+static void task_on_report(tdm__loop_watch *watch, unsigned ready)
+{
+    tdm_tasks *tasks = ((other_task *)watch->user)->tasks;
+    report got = {.magic = 0};
+    (void)ready;
+    ssize_t bytes = recv(watch->fd, &got, sizeof(got), MSG_TRUNC);
+    if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    (void)tdm__loop_watch_set(tasks->loop, watch, 0, NULL);
+    tasks->reported++;
+    if (bytes != (ssize_t)sizeof(got) || got.magic != MAGIC || !got.is_known) return;
+    for (size_t k = 0; k < TDM_PLACE_MAX_CPUS / 64; k++)
+        tasks->place.processors[k] |= got.processors[k];
+}
+
 /* Accepts all pending connections. */
 static void tasks_accept(tdm_tasks *tasks)
 {
     while (tasks->count < tasks->room) {
-        int fd = accept4(tasks->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = accept4(tasks->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
         if (fd < 0) return;
-        if (is_same_user(fd))
-            tasks->others[++tasks->count] = (struct pollfd){.fd = fd, .events = POLLIN};
-        else
+        if (!peer_is_same_user(fd)) {
             close(fd);
+            continue;
+        }
+        other_task *other = &tasks->others[tasks->count++];
+        *other = (other_task){.watch = {.fd = fd, .on_ready = task_on_report, .user = other},
+                              .tasks = tasks};
+        if (tasks->loop)
+            (void)tdm__loop_watch_set(tasks->loop, &other->watch, TDM__LOOP_READ, NULL);
     }
+    /* All tasks are connected: further connections must not wake the leader. */
+    if (tasks->loop) (void)tdm__loop_watch_set(tasks->loop, &tasks->listener, 0, NULL);
 }
 
-/* Adds the reported CPUs to `place`. A task that has reported or is gone is not polled again. */
-static void tasks_read_reports(tdm_tasks *tasks, tdm_cpu_set *place)
+static void tasks_on_connection(tdm__loop_watch *watch, unsigned ready)
 {
-    for (int i = 1; i <= tasks->count; i++) {
-        report got = {.magic = 0};
-        struct pollfd *other = &tasks->others[i];
-        if (other->fd < 0 || !other->revents) continue;
-        ssize_t bytes = recv(other->fd, &got, sizeof(got), MSG_TRUNC);
-        if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-        other->fd = ~other->fd;
-        tasks->reported++;
-        if (bytes != (ssize_t)sizeof(got) || got.magic != MAGIC || !got.is_known) continue;
-        for (size_t k = 0; k < TDM_PLACE_MAX_CPUS / 64; k++)
-            place->processors[k] |= got.processors[k];
-    }
+    (void)ready;
+    tasks_accept(watch->user);
 }
 
 static tdm_status tasks_listen(const char *name, int count, int *out, tdm_error *err)
 {
     struct sockaddr_un address;
     socklen_t bytes = 0;
-    TDM_TRY(make_address(name, &address, &bytes, err));
+    TDM_TRY(tasks_address(name, &address, &bytes, err));
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return tdm_os_fail(err, "cannot create", "a socket");
     *out = fd;
@@ -122,23 +139,20 @@ static tdm_status tasks_listen(const char *name, int count, int *out, tdm_error 
 
 static tdm_status tasks_meet(tdm_tasks *tasks, const tdm_tasks_options *o, tdm_error *err)
 {
-    tdm_cpu_set place;
-    bool is_known = tdm_os_cpu_set_here(&place);
-    double until_s = tdm_clock_s() + meet_s;
-    TDM_TRY(tasks_listen(o->name, o->count, &tasks->listener, err));
-    tasks->others[0] = (struct pollfd){.fd = tasks->listener, .events = POLLIN};
+    bool is_known = tdm_os_cpu_set_here(&tasks->place);
+    double until_s = tdm_clock_s() + TDM__TIMING_TASKS_MEET_S;
+    TDM_TRY(tasks_listen(o->name, o->count, &tasks->listener.fd, err));
+    TDM_TRY(tdm__loop_create(&tasks->loop, err));
+    if (tasks->room > 0)
+        TDM_TRY(tdm__loop_watch_set(tasks->loop, &tasks->listener, TDM__LOOP_READ, err));
     while (tasks->reported < tasks->room && tdm_clock_s() < until_s) {
         if (o->should_stop && o->should_stop(o->user))
             return tdm_fail(err, TDM_ERR_INTERRUPTED, "stopped before the session started");
-        if (poll(tasks->others, (nfds_t)tasks->count + 1, TICK_MS) <= 0) continue;
-        tasks_read_reports(tasks, &place);
-        tasks_accept(tasks);
-        /* All tasks are connected: further connections must not wake the leader. */
-        if (tasks->count == tasks->room) tasks->others[0].fd = ~tasks->listener;
+        TDM_TRY(tdm__loop_turn(tasks->loop, TDM__TIMING_TASKS_STOP_CHECK_S, err));
     }
     /* If the kernel does not allow this (the leader has its own cgroup), the affinity stays as it
      * is. */
-    if (is_known) (void)tdm_os_cpu_set_apply(&place);
+    if (is_known) (void)tdm_os_cpu_set_apply(&tasks->place);
     return TDM_OK;
 }
 
@@ -150,9 +164,11 @@ tdm_status tdm_tasks_lead(const tdm_tasks_options *options, tdm_tasks **out, tdm
         free(tasks);
         return tdm_fail_oom(err, "to wait for the tasks of this host");
     }
-    tasks->listener = -1;
+    tasks->listener = (tdm__loop_watch){.fd = -1, .on_ready = tasks_on_connection, .user = tasks};
     tasks->room = options->count - 1;
     tdm_status status = tasks_meet(tasks, options, err);
+    tdm__loop_destroy(tasks->loop);
+    tasks->loop = NULL;
     if (status == TDM_OK)
         *out = tasks;
     else
@@ -169,14 +185,13 @@ void tdm_tasks_end(tdm_tasks *tasks, int code)
 {
     const farewell last = {.magic = MAGIC, .code = code};
     if (!tasks) return;
-    if (tasks->listener >= 0) {
+    if (tasks->listener.fd >= 0) {
         tasks_accept(tasks); /* tasks that connected late */
-        close(tasks->listener);
+        close(tasks->listener.fd);
     }
-    for (int i = 1; i <= tasks->count; i++) {
-        int fd = tasks->others[i].fd < 0 ? ~tasks->others[i].fd : tasks->others[i].fd;
-        (void)send(fd, &last, sizeof(last), MSG_NOSIGNAL);
-        close(fd);
+    for (int i = 0; i < tasks->count; i++) {
+        (void)send(tasks->others[i].watch.fd, &last, sizeof(last), MSG_NOSIGNAL);
+        close(tasks->others[i].watch.fd);
     }
     free(tasks->others);
     free(tasks);
@@ -189,7 +204,8 @@ static int leader_try(const struct sockaddr_un *address, socklen_t bytes)
 {
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
-    if (connect(fd, (const struct sockaddr *)address, bytes) == 0 && is_same_user(fd)) return fd;
+    if (connect(fd, (const struct sockaddr *)address, bytes) == 0 && peer_is_same_user(fd))
+        return fd;
     close(fd);
     return -1;
 }
@@ -198,20 +214,20 @@ static tdm_status leader_find(const tdm_tasks_options *o, int *out, tdm_error *e
 {
     struct sockaddr_un address;
     socklen_t bytes = 0;
-    TDM_TRY(make_address(o->name, &address, &bytes, err));
-    double until_s = tdm_clock_s() + look_s;
-    for (int pause_ms = MIN_PAUSE_MS; tdm_clock_s() < until_s;) {
+    TDM_TRY(tasks_address(o->name, &address, &bytes, err));
+    double until_s = tdm_clock_s() + TDM__TIMING_TASKS_FIND_S;
+    for (double pause_s = TDM__TIMING_TASKS_MIN_PAUSE_S; tdm_clock_s() < until_s;) {
         if (o->should_stop && o->should_stop(o->user))
             return tdm_fail(err, TDM_ERR_INTERRUPTED, "stopped before the session started");
         *out = leader_try(&address, bytes);
         if (*out >= 0) return TDM_OK;
-        (void)poll(NULL, 0, pause_ms);
-        pause_ms = 2 * pause_ms < MAX_PAUSE_MS ? 2 * pause_ms : MAX_PAUSE_MS;
+        tdm_clock_sleep(pause_s);
+        pause_s = fmin(2 * pause_s, TDM__TIMING_TASKS_MAX_PAUSE_S);
     }
     return tdm_fail(err, TDM_ERR_TIMEOUT,
                     "the first task of this host, which starts its workers, did not appear within "
                     "%g s or has already exited",
-                    look_s);
+                    TDM__TIMING_TASKS_FIND_S);
 }
 
 static void leader_report_cpus(int fd)
@@ -230,8 +246,7 @@ tdm_status tdm_tasks_follow(const tdm_tasks_options *options, int *out_code, tdm
     leader_report_cpus(fd);
     ssize_t got;
     do {
-        got = recv(fd, &last, sizeof(last),
-                   MSG_TRUNC); /* the kernel closes the connection when the leader is gone */
+        got = recv(fd, &last, sizeof(last), MSG_TRUNC); /* fails when the leader is gone */
     } while (got < 0 && errno == EINTR);
     close(fd);
     if (got != (ssize_t)sizeof(last) || last.magic != MAGIC)

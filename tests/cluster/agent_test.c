@@ -1,11 +1,11 @@
 /*
- * agent_test.c: agents with real workers that are really killed.
+ * agent_test.c: agents with real workers, which are really killed.
  *
- *   agent_test [PART]     and, for itself: agent_test --worker MODE
+ *   agent_test [PART]     the tests; it starts agent_test --worker MODE as workers
  *
- * An agent runs in a process of its own, with this program as its workers, over a local store in a
- * temporary directory. What the tests look at is what others would see: the store, and which processes live.
- * Every wait has a deadline of many seconds; nothing is said about how fast things are.
+ * An agent runs in a separate process, with a local store in a temporary directory. The tests check
+ * what other processes can see: the store, and which processes are alive. Every wait has a deadline
+ * of many seconds; speed is not tested.
  */
 #include "check.h"
 #include "kv/kv.h"
@@ -29,7 +29,7 @@ enum { WAIT_S = 30, MAX_WORKERS = 16 };
 
 static char self[4096], directory[] = "/tmp/tandem-agent-XXXXXX";
 
-/* ---- a worker --------------------------------------------------------------------------------------- */
+/* ---- a worker -------------------------------------------------------------------------------- */
 
 static volatile sig_atomic_t asked;
 
@@ -50,7 +50,7 @@ static void put_own(const char *what, const char *value)
     tdm_kv_close(kv);
 }
 
-/* In the record is what `tandem ps` shows of a member, and its process. */
+/* The record has the fields that `tandem ps` shows. */
 static void put_record(void)
 {
     char value[200];
@@ -60,7 +60,7 @@ static void put_record(void)
     put_own("members", value);
 }
 
-/* More than its agent has room for. */
+/* Writes more lines than its agent can buffer. */
 static void talk(const tdm_worker *worker)
 {
     char line[1200];
@@ -101,7 +101,7 @@ static int be_worker(const char *mode)
     return asked ? TDM_WORKER_STOPPED : 97;
 }
 
-/* ---- the store, as others see it --------------------------------------------------------------------- */
+/* ---- the store, as other processes see it ---------------------------------------------------- */
 
 static tdm_kv *store;
 static char url[128];
@@ -124,7 +124,7 @@ static void close_store(void)
     store = NULL;
 }
 
-/* Keys below this word, texts from the arena. */
+/* Lists the keys below this prefix; the strings are allocated from the arena. */
 static size_t list(const char *below, tdm_arena *arena, tdm_kv_item **items)
 {
     char prefix[TDM_KV_KEY_BYTES];
@@ -134,7 +134,7 @@ static size_t list(const char *below, tdm_arena *arena, tdm_kv_item **items)
     return count;
 }
 
-/* Waits until there are so many. */
+/* Waits until there are `count` keys. */
 static bool await(const char *below, size_t count)
 {
     double until_s = tdm_clock_s() + WAIT_S;
@@ -159,7 +159,7 @@ static bool look(tdm_arena *arena, tdm_session_view *view)
     return good;
 }
 
-/* The process of the member at this place of the list; 0: there is none. */
+/* The process of the member at this index of the list; 0: none. */
 static pid_t worker_pid(size_t index)
 {
     tdm_session_view view;
@@ -185,7 +185,7 @@ static bool await_death(pid_t pid)
     return !lives(pid);
 }
 
-/* ---- the agent ------------------------------------------------------------------------------------- */
+/* ---- the agent ------------------------------------------------------------------------------- */
 
 typedef struct outcome {
     tdm_status status;
@@ -222,7 +222,7 @@ static agent start_agent(const char *mode, tdm_agent_options options)
     return (agent){.pid = pid, .pipe = ends[0]};
 }
 
-/* Waits for its end; one that does not end is killed, which the checks then see. */
+/* Waits for its exit. An agent that does not exit is killed, and the checks fail. */
 static outcome finish(agent a)
 {
     outcome out = {.status = TDM_ERR_TIMEOUT};
@@ -241,7 +241,7 @@ static outcome finish(agent a)
     return out;
 }
 
-/* ---- tests ------------------------------------------------------------------------------------------ */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void a_killed_worker_is_told_and_replaced(void)
 {
@@ -328,7 +328,7 @@ static void an_error_of_the_job_ends_it_for_all(void)
     close_store();
 }
 
-/* The workers go on; the next agent finds their memory, and gives no slot twice. */
+/* The workers continue; the next agent finds their shared memory, and assigns no slot twice. */
 static void workers_outlive_their_agent(void)
 {
     open_store();
@@ -350,7 +350,7 @@ static void workers_outlive_their_agent(void)
                 seen[view.members[i].slot] = true;
     CHECK(seen[0] && seen[1] && seen[2]);
     tdm_arena_destroy(arena);
-    CHECK_INT(kill(next.pid, SIGTERM), 0); /* a guest's workers are asked to leave, by a wish */
+    CHECK_INT(kill(next.pid, SIGTERM), 0); /* asks a guest's workers to leave, through the store */
     CHECK(await("wishes/leave/", 1));
     usleep(1200000);                       /* two within a second count as one */
     CHECK_INT(kill(next.pid, SIGTERM), 0); /* and killed by the second signal */
@@ -398,8 +398,8 @@ static void put_epoch(int number, const char *const *ids, size_t count)
     put_epoch_of("here", number, ids, count);
 }
 
-/* One that is stopped, so that the others go on without it: another one takes its seat, with another slot,
- * and it is left alone until the end, when it cannot heed the signal, and is killed after the grace. */
+/* A stopped worker, without which the others continue, gets a replacement with another slot. It is
+ * left alone until the end: then it cannot handle SIGTERM, and is killed after the grace period. */
 static void a_fenced_worker_is_replaced(void)
 {
     open_store();
@@ -439,9 +439,9 @@ static void a_fenced_worker_is_replaced(void)
     close_store();
 }
 
-/* ---- one log for all hosts --------------------------------------------------------------------------- */
+/* ---- one log for all hosts ------------------------------------------------------------------- */
 
-/* So many bytes of the run's log; its text from the arena. */
+/* The text of the run's log, from the arena; empty if it does not exist. */
 static const char *read_log(tdm_arena *arena)
 {
     char path[64];
@@ -474,8 +474,8 @@ static void put(const char *key, const char *value)
     CHECK_INT(tdm_kv_put(store, whole, value, 0, NULL), TDM_OK);
 }
 
-/* Agents of two hosts, and workers that say much: rank 0 is on the first one. All that the other host says
- * comes into the log there, what is too much is counted, and what is no line stays out. */
+/* Agents of two hosts, whose workers write many lines; rank 0 is on the first host. The lines of the
+ * other host arrive in the log there, dropped lines are counted, and invalid lines are left out. */
 static void lines_of_all_hosts_come_into_one_log(void)
 {
     char path[64], worker_id[TDM_MEMBER_ID_BYTES] = "here.0.1";
@@ -507,9 +507,9 @@ static void lines_of_all_hosts_come_into_one_log(void)
     close_store();
 }
 
-/* ---- the host ------------------------------------------------------------------------------------------ */
+/* ---- the host -------------------------------------------------------------------------------- */
 
-/* The text of this field in the host's record, once it has one. */
+/* Waits until the host's record contains this word, or does not contain it. */
 static bool await_record(const char *word, bool wanted)
 {
     double until_s = tdm_clock_s() + WAIT_S;
@@ -524,7 +524,7 @@ static bool await_record(const char *word, bool wanted)
     return found == wanted;
 }
 
-/* A disk of 1 MB, first full and then not. */
+/* A disk of 1 MB that is full at first. */
 static void a_full_disk_is_named(void)
 {
     char disk[64], path[80];
@@ -550,7 +550,7 @@ static void a_full_disk_is_named(void)
     close_store();
 }
 
-/* ---- the runtime directory -------------------------------------------------------------------------------- */
+/* ---- the runtime directory ------------------------------------------------------------------- */
 
 static void sessions_are_held_and_cleared_up(void)
 {
@@ -613,9 +613,9 @@ static void sessions_are_held_and_cleared_up(void)
     tdm_arena_destroy(arena);
 }
 
-/* ---- tasks ------------------------------------------------------------------------------------------ */
+/* ---- tasks ----------------------------------------------------------------------------------- */
 
-/* Of the processors that this process may use, the one with this number, counted round. */
+/* The CPU with this index, modulo their number, of those that this process may use. */
 static tdm_cpu_set one_processor(int number)
 {
     tdm_cpu_set here, one = {.memory_node = -1};
@@ -636,7 +636,7 @@ static bool has_signal(void *user)
     return asked != 0;
 }
 
-/* Exit codes: 42 is the leader's; 51 to 53 say what the others met with. */
+/* Exit codes: 42 is the leader's; 51 to 53 are errors of the other tasks. */
 static pid_t start_task(const char *name, int number, int count, bool dies)
 {
     pid_t pid = fork();

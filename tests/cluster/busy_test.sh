@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# A training on a host that is busy with other things: nobody is taken for dead, and nothing is done twice.
+# Training on a host that is busy with other processes: no worker is declared dead, and no step is executed twice.
 #
 # Twenty processes compute beside four workers, which have the lowest priority. The kernel may share CPUs
 # among sessions before it looks at priorities, so each of the twenty has a session. A worker that is
-# killed meanwhile is noticed by its agent, and replaced; the others are waited for.
+# killed meanwhile is noticed by its agent and replaced; the others are not replaced.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -28,7 +28,7 @@ end_load() {
     load=()
 }
 
-# start: a launcher in the background, $launcher; its workers train with the lowest priority.
+# start: starts a launcher in the background, $launcher; its workers train with the lowest priority.
 start() {
     nice -n 19 "$TANDEM" train job.yaml -n 4 --min 2 --set run.dir=runs --set train.epochs=$epochs \
         --set checkpoint.every_epochs=never --set run.log_every_steps=500 >out.txt 2>err.txt &
@@ -64,7 +64,7 @@ test_a_killed_worker_alone_is_replaced() {
     end_load
     finish
     losses runs/tiny-2 >losses.txt
-    # The agent trains with the lowest priority here: the others may notice the loss before it can say why.
+    # The agent trains with the lowest priority here: the others may notice the loss before it reports the reason.
     grep -q "left: rank.*process $victim" losses.txt || fail "the kill was not noticed: $(cat losses.txt)"
     member=$(sed -n "s/.*(member \([^,]*\),[^)]*process $victim).*/\1/p" losses.txt | head -1)
     assert_equal "$(grep -vF "$member" losses.txt || true)" "" "others that were taken for dead"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sessions as users see them: tandem train with workers that come and go, ps, stop, join, leave; kills of
-# launcher, agent and workers; what is left behind; wrong words. Nothing may hang: every command here has a
-# deadline, and nothing is said about how fast things are.
+# Sessions as users see them: tandem train with workers that join and leave; ps, stop, join, leave; kills of
+# launcher, agent and workers; files and processes that remain; invalid arguments. Every command has a deadline,
+# so that a hang fails the test; speed is not tested.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -10,12 +10,12 @@ make_data 150 data.csv
 make_job job.yaml
 deadline=100
 export TANDEM_RUNTIME=$work/runtime TANDEM_ELASTIC=1
-# So many steps that the run goes on until it is stopped, and few that others look at.
+# The run continues until it is stopped, and logs few steps.
 long=(--set train.epochs=1000000 --set checkpoint.every_epochs=never --set run.log_every_steps=1000)
 
 tandem() { timeout "$deadline" "$TANDEM" "$@"; }
 
-# start WORKERS ARGUMENTS: a launcher in the background, $launcher; returns when all of them train.
+# start WORKERS ARGUMENTS: starts a launcher in the background, $launcher; returns when all workers train.
 start() {
     local workers=$1
     shift
@@ -28,7 +28,7 @@ trains() {
     kill -0 "$launcher" 2>/dev/null || fail "the launcher ended: $(cat launcher.err)"
     return 1
 }
-# end CODE: waits for the launcher, and sees that nothing is left.
+# end CODE: waits for the launcher, and checks that no files remain.
 end() {
     local code=0
     wait "$launcher" || code=$?
@@ -37,7 +37,7 @@ end() {
 }
 is_clean() { [ -z "$(ls -A runtime)" ]; }
 
-# Of the one session: the process of rank N, of its agent, how many ranks, which epoch.
+# Of the only session: the process of rank N, the process of its agent, the number of ranks, the epoch.
 pid_of() { "$TANDEM" ps --json | grep -o "\"rank\":$1,[^}]*" | json_value pid; }
 agent_pid() { "$TANDEM" ps --json | json_value agent_pid; }
 shows() { "$TANDEM" ps -l | grep -q "$1"; }
@@ -45,7 +45,7 @@ ranks() { "$TANDEM" ps --json | json_value ranks; }
 epoch() { "$TANDEM" ps --json | json_value epoch; }
 has_ranks() { [ "$(ranks)" = "$1" ]; }
 is_past_epoch() { local now; now=$(epoch) && [ -n "$now" ] && [ "$now" -gt "$1" ]; }
-# is_replaced PID COUNT: so many ranks train, and none of them is that process.
+# is_replaced PID COUNT: COUNT ranks train, and none of them is process PID.
 is_replaced() {
     local now
     now=$("$TANDEM" ps --json)
@@ -71,7 +71,30 @@ test_the_result_is_that_of_one_process() {
     wait_for "$deadline" is_clean
 }
 
-# Any of them is killed; the others go on, and another one comes. Then it leaves, and another joins.
+# TANDEM_ELASTIC=0: the same bits and the same launcher, but a worker that dies ends the run.
+test_a_fixed_set_of_workers() {
+    local TANDEM_ELASTIC=0 want victim
+    assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=single
+    want=$(hash_in "$out")
+    assert_exit 0 tandem train job.yaml -n 3 --set run.dir=fixed
+    assert_equal "$(hash_in "$out")" "$want" "the hash of three"
+    assert_contains "$err" "4 lanes on 3 workers"
+    wait_for "$deadline" is_clean
+
+    start 2 "${long[@]}" --set checkpoint.every_epochs=10 --set run.dir=fixed
+    wait_for "$deadline" has_a_checkpoint fixed/tiny-2
+    victim=$(pid_of 1)
+    kill -9 "$victim"
+    end 6
+    assert_equal "$(grep -c 'worker [01] of host .* died (killed by signal 9 (Killed)), and' launcher.err)" 1 \
+        "lines that name it in: $(cat launcher.err)"
+    assert_contains "$(cat launcher.err)" "to resume      tandem train --resume fixed/tiny-2 -n 2"
+    assert_lacks "$(cat fixed/tiny-2/log.jsonl)" "is restarted"
+    assert_exit 0 tandem hash fixed/tiny-2
+}
+has_a_checkpoint() { [ -n "$(find "$1/checkpoints" -name 'step-*.safetensors' -print -quit 2>/dev/null)" ]; }
+
+# Each worker in turn is killed: the others continue, and a replacement joins. Then one leaves and others join.
 test_workers_come_and_go() {
     start 3 --max 4 "${long[@]}" --set run.dir=go
     local victim pid joined
@@ -91,7 +114,7 @@ test_workers_come_and_go() {
     assert_exit 0 tandem ps -l
     assert_contains "$out" "member"
     assert_equal "$(grep -c 'agent [0-9]' <<<"$out")" 2 "agents in $out"
-    kill "$joined" # a guest's workers leave; the others go on
+    kill "$joined" # a guest's workers leave; the others continue
     wait "$joined" || fail "join ended with $?: $(cat join.err)"
     wait_for "$deadline" has_ranks 2
     assert_exit 0 tandem stop tiny-1
@@ -141,7 +164,7 @@ test_signals() {
     assert_contains "$(cat launcher.err)" "to resume      tandem train --resume signals/tiny-1"
 }
 
-# Who is stopped is replaced, and nobody else: rank 0 does not wait for him.
+# Only the stopped worker is replaced: rank 0 does not wait for it.
 test_a_stopped_worker_is_replaced() {
     start 3 "${long[@]}" --set run.dir=stopped
     local first stopped
@@ -155,7 +178,7 @@ test_a_stopped_worker_is_replaced() {
     end 130
 }
 
-# So is one without whom too few are left to go on.
+# A stopped worker is also replaced if too few workers are left to continue without it.
 test_a_stopped_worker_that_is_needed_is_replaced() {
     start 2 --min 2 "${long[@]}" --set run.dir=needed
     local stopped
@@ -168,7 +191,7 @@ test_a_stopped_worker_that_is_needed_is_replaced() {
     assert_contains "$(cat needed/tiny-1/log*.jsonl)" "starting a replacement"
 }
 
-# Too few to begin: that is said, and shown; a wish to stop is heard all the same.
+# With too few workers to begin, a warning is printed, ps shows it, and a request to stop takes effect.
 test_too_few() {
     timeout "$deadline" "$TANDEM" train job.yaml -q -n 1 --min 2 "${long[@]}" \
         --set run.dir=few >few.out 2>few.err &
@@ -183,7 +206,7 @@ test_too_few() {
     assert_exit 0 tandem hash few/tiny-1
 }
 
-# An error that meets every worker is said once, and nobody is started again.
+# An error that affects every worker is printed once, and no worker is restarted.
 test_errors_are_said_once() {
     assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=wrong --set train.epochs=1
     local code
@@ -233,7 +256,7 @@ test_wrong_words() {
     assert_contains "$err" "tandem train"
 }
 
-# What a session leaves that was killed as a whole goes with the next look.
+# The files of a session whose processes were all killed are removed by the next command that lists sessions.
 test_stale_sessions_are_removed() {
     start 2 "${long[@]}" --set run.dir=stale
     local -a pids
@@ -244,8 +267,8 @@ test_stale_sessions_are_removed() {
     wait_for "$deadline" shows_nothing
     is_clean || fail "left: $(ls runtime)"
 }
-# The rates of the ranks are those since the last change: what a rank does all the time (its lanes, updates,
-# waiting) adds up to most of that time, however long others trained before.
+# The rates of the ranks count from the last change of the membership: the parts of a rank's time (lanes, updates,
+# waiting) add up to most of it, however long other ranks trained before.
 test_rates_are_those_since_the_last_change() {
     start 2 --json "${long[@]}" --set run.dir=rates # one line at the end
     local pid
@@ -262,8 +285,8 @@ test_rates_are_those_since_the_last_change() {
         fail "shares of the time that are too small: $(cat launcher.out)"
 }
 
-# The last process of a session removes the store while 'tandem ps' looks: that makes no new one, which
-# nobody would remove. A store that is left over from that, without a lock, is removed.
+# The last process of a session removes the store while 'tandem ps' reads it: ps does not create a new one. A store
+# without a lock, which earlier versions of ps created, is removed.
 test_looking_makes_no_files() {
     mkdir -p -m 700 runtime
     exec 9>runtime/ends-1.lock
@@ -280,8 +303,8 @@ test_looking_makes_no_files() {
 
 shows_nothing() { [ "$("$TANDEM" ps)" = "no active run" ]; }
 
-# as_tasks COUNT WORDS...: the tasks that srun would start on one node, in the background: $tasks, and what
-# each of them prints. Slurm itself is not needed for what its variables say.
+# as_tasks COUNT ARGUMENTS...: starts the tasks that srun would start on one node, in the background ($tasks), and
+# keeps their output. Slurm itself is not needed, only its variables.
 as_tasks() {
     local count=$1 i
     shift
@@ -296,7 +319,7 @@ as_tasks() {
     launcher=${tasks[0]}
 }
 slurm_job=0
-# tasks_end CODE: they end with that code, all of them, and leave nothing.
+# tasks_end CODE: waits until all tasks have exited with that code, and checks that no files remain.
 tasks_end() {
     local task code
     for task in "${tasks[@]}"; do
@@ -307,7 +330,7 @@ tasks_end() {
     wait_for "$deadline" is_clean
 }
 
-# The tasks are not the workers: one of these may die, and they notice nothing.
+# The tasks are not the workers: when a worker dies, no task exits.
 test_tasks_of_srun() {
     assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=srun
     local want
@@ -332,7 +355,7 @@ test_signals_to_tasks() {
     assert_exit 0 tandem hash cancelled/tiny-1
 }
 
-# Without its first task a host's workers go on; the others see to it that they hear a signal.
+# The workers of a host continue without its first task; the other tasks forward a signal to them.
 test_the_first_task_is_killed() {
     as_tasks 2 "${long[@]}" --set run.dir=headless
     wait_for "$deadline" trains 2
@@ -346,7 +369,7 @@ test_the_first_task_is_killed() {
     assert_exit 0 tandem hash headless/tiny-1
 }
 
-# What cannot be a session is a fixed world, and says so where that can be changed.
+# Tasks that cannot be a session are a fixed world, and the first one prints the reason if the user can change it.
 test_tasks_that_are_ranks() {
     local variables=(SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=0 SLURM_LOCALID=0
         SLURM_NODEID=0 SLURM_STEP_NODELIST="localhost,b" TANDEM_SECRET=x TANDEM_DEADLINE=1)
@@ -359,10 +382,10 @@ test_tasks_that_are_ranks() {
     assert_equal "$(grep -c . <<<"$err")" 1 "lines of $err"
 }
 
-# The same bits under a real mpirun, though a worker is killed.
+# The same bits under a real mpirun, although a worker is killed.
 test_mpirun() {
     if ! mpirun --version 2>/dev/null | grep 'Open MPI' >/dev/null; then
-        echo "NOT TESTED: a session under mpirun, because there is no mpirun (tools/setup --test)"
+        echo "NOT TESTED: a session under mpirun, because mpirun is not installed (tools/setup --test)"
         return
     fi
     assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=mpi

@@ -1,9 +1,9 @@
 /*
- * Parts of an agent by themselves: the gauge of a disk that hangs, and lines for the log after a call to the
- * store of which nobody knows whether it had its effect.
+ * agent_test.c: parts of an agent: the probe of a disk that hangs, and log lines after a call to
+ * the store that may or may not have taken effect.
  *
- * The disk and the store are made up, and do what the test says. A disk that hangs is let go before the test
- * ends, so that no thread is left behind.
+ * Disk and store are simulated. A disk that hangs is released before the test ends, so that its
+ * thread ends as well.
  */
 #include "check.h"
 #include "cluster/disk_probe.h"
@@ -20,7 +20,7 @@ static void nap(void)
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
-/* ---- a disk -------------------------------------------------------------------------------------- */
+/* ---- a disk ---------------------------------------------------------------------------------- */
 
 static atomic_int questions, answers;
 static atomic_bool hangs;
@@ -41,7 +41,7 @@ static bool await_count(atomic_int *count, int min)
     return *count >= min;
 }
 
-/* Looks until this is known: on a busy machine an answer may be found by a later look. */
+/* Reads until the result is known: on a busy machine it may arrive after several reads. */
 static bool await_bytes(tdm__disk_probe *disk_probe, const char *path, uint64_t bytes)
 {
     double until_s = tdm_clock_s() + WAIT_S;
@@ -53,7 +53,7 @@ static bool await_bytes(tdm__disk_probe *disk_probe, const char *path, uint64_t 
     return room.bytes == bytes && room.free_bytes == bytes / 5 * 2;
 }
 
-/* From now on the disk hangs, and one question is out, since time 0. */
+/* From now on the disk hangs, and one query runs since time 0. */
 static int hang(tdm__disk_probe *disk_probe)
 {
     tdm__disk_space room;
@@ -92,9 +92,9 @@ static void a_disk_that_hangs_keeps_nobody_waiting(void)
     tdm__disk_probe_release(NULL);
 }
 
-/* ---- a store ------------------------------------------------------------------------------------- */
+/* ---- a store --------------------------------------------------------------------------------- */
 
-/* It keeps what it was given, also when it is in doubt, and does not say so. */
+/* With is_in_doubt it stores the value and reports a timeout. */
 typedef struct made_up_store {
     tdm_kv kv; /* first */
     char keys[8][TDM_KV_KEY_BYTES];
@@ -118,7 +118,7 @@ static tdm_status swap(tdm_kv *kv, const char *key, uint64_t expected, const cha
     return store->is_in_doubt ? tdm_fail(err, TDM_ERR_PEER_TIMEOUT, "no answer") : TDM_OK;
 }
 
-/* Whatever was there has been taken out. */
+/* Every batch has been collected. */
 static tdm_status get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
                       tdm_error *err)
 {
@@ -161,7 +161,7 @@ static void no_line_is_lost_after_a_put_in_doubt(void)
     tdm__log_forward_release(&lines);
 }
 
-/* Rank 0 has come to this host meanwhile, and has gone again. */
+/* Meanwhile rank 0 was on this host for a time. */
 static void lines_written_here_are_not_owed_to_the_store(void)
 {
     made_up_store store = {.kv = {.ops = &store_ops}, .is_in_doubt = true};
