@@ -31,33 +31,12 @@ static bool is_in(uint32_t code, const range *ranges, size_t count)
     return false;
 }
 
-/* The number of bytes of the character at `text`, and its code; 0 if it is not valid UTF-8. */
-static size_t utf8_decode(const char *text, uint32_t *out)
-{
-    static const uint32_t min[] = {0, 0, 0x80, 0x800, 0x10000};
-    const uint8_t *p = (const uint8_t *)text;
-    size_t count = *p < 0x80 ? 1 : *p >= 0xf0 ? 4 : *p >= 0xe0 ? 3 : 2;
-    if (count == 1) {
-        *out = *p;
-        return 1;
-    }
-    if (*p < 0xc2 || *p > 0xf4) return 0;
-    uint32_t code = *p & (0xffu >> (count + 1));
-    for (size_t i = 1; i < count; i++) {
-        if ((p[i] & 0xc0) != 0x80) return 0; /* also at the terminating zero */
-        code = code << 6 | (p[i] & 0x3f);
-    }
-    if (code < min[count] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) return 0;
-    *out = code;
-    return count;
-}
-
 /* The character at `text` as it is shown: its bytes (NULL for '?') and its width. Returns the number of
  * bytes. */
 static size_t next_shown(const char *text, const char **out_shown, int *out_width)
 {
     uint32_t code;
-    size_t bytes = utf8_decode(text, &code);
+    size_t bytes = tdm_text_utf8(text, strnlen(text, 4), &code);
     *out_width = 1;
     *out_shown = text;
     if (bytes == 0 || IN(code, not_shown))

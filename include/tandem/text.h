@@ -52,6 +52,15 @@ typedef const char *(*tdm_text_candidate_fn)(size_t index, const void *user);
 TDM_API const char *tdm_text_nearest(const char *word, size_t count,
                                      tdm_text_candidate_fn candidate, const void *user);
 
+/* ---- UTF-8 ----------------------------------------------------------------------------------- */
+
+/*
+ * The length in bytes (1 to 4) of the well-formed UTF-8 character at `bytes`, and the character in
+ * *out (may be NULL); 0 if there is none: an unexpected continuation byte, an overlong form, a
+ * surrogate, a value above U+10FFFF, or too few bytes.
+ */
+TDM_API size_t tdm_text_utf8(const void *bytes, size_t left, uint32_t *out);
+
 /* ---- JSON out -------------------------------------------------------------------------------- */
 
 typedef struct tdm_json_writer {

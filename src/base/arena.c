@@ -5,7 +5,7 @@
  * larger than a chunk gets a separate chunk. Invariants: chunks are zeroed when created and a byte is
  * allocated once, so allocations are always zeroed; sizes are checked for overflow before they are added.
  */
-#include <tandem/base.h>
+#include "base/base.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,7 +56,7 @@ void tdm_arena_destroy(tdm_arena *arena)
 static void *cut(chunk *c, size_t bytes, size_t align)
 {
     uintptr_t base = (uintptr_t)c->bytes;
-    uintptr_t start = (base + c->used + align - 1) & ~(uintptr_t)(align - 1);
+    uintptr_t start = tdm_align_up(base + c->used, align);
     size_t offset = (size_t)(start - base);
     if (offset > c->capacity || bytes > c->capacity - offset) return NULL;
     c->used = offset + bytes;

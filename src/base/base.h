@@ -44,7 +44,42 @@ double tdm_math_sin(double x);
 double tdm_math_cos(double x);
 double tdm_math_power(double base, uint64_t exponent);
 
+/* `count`, rounded up to a multiple of `unit` (not negative; unit > 0). Does not check for overflow. */
+static inline int64_t tdm_round_up(int64_t count, int64_t unit)
+{
+    return (count + unit - 1) / unit * unit;
+}
+
+/* The same for sizes in bytes. */
+static inline size_t tdm_align_up(size_t bytes, size_t unit)
+{
+    return (bytes + unit - 1) / unit * unit;
+}
+
 /* ---- hashing --------------------------------------------------------------------------------- */
+
+/*
+ * Small hashes, for hash tables, for checksums against accidental damage and for comparing values between
+ * ranks. They do not protect from manipulation: use SHA-256 for that. Their bits are part of file formats
+ * and messages, so they must not change.
+ */
+#define TDM_HASH64_INIT UINT64_C(0xcbf29ce484222325)
+
+/* FNV-1a of `count` bytes. */
+uint64_t tdm_hash64(const void *bytes, size_t count);
+/* Adds a word to a hash that began with TDM_HASH64_INIT. */
+static inline uint64_t tdm_hash64_add(uint64_t hash, uint64_t word)
+{
+    hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
+    return hash ^ hash >> 32;
+}
+/* Distributes every bit of a number over the whole result (the finaliser of SplitMix64). */
+static inline uint64_t tdm_mix64(uint64_t number)
+{
+    number = (number ^ number >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    number = (number ^ number >> 27) * UINT64_C(0x94d049bb133111eb);
+    return number ^ number >> 31;
+}
 
 #define TDM_SHA256_BYTES 32
 
@@ -83,13 +118,6 @@ struct timespec tdm_clock_timespec(double seconds);
 
 /* Pads with spaces until `column` bytes follow the last newline. */
 void tdm_str_pad_to(tdm_str *str, size_t column);
-
-/*
- * The length in bytes (1 to 4) of the well-formed UTF-8 character at `bytes`, and the character in
- * *out (may be NULL); 0 if there is none: an unexpected continuation byte, an overlong form, a
- * surrogate, a value above U+10FFFF, or too few bytes.
- */
-size_t tdm_text_utf8(const void *bytes, size_t left, uint32_t *out);
 
 /* The shortest decimal that parses to exactly this number. Returns `buffer`. */
 const char *tdm_text_double(double value, char buffer[32]);

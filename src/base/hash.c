@@ -1,5 +1,5 @@
 /*
- * hash.c: SHA-256 and HMAC by OpenSSL's libcrypto, which uses the SHA instructions of the CPU.
+ * hash.c: the 64-bit hash, and SHA-256 and HMAC by OpenSSL's libcrypto, which uses the SHA instructions of the CPU.
  *
  * create() is the only call that can fail: it fetches the context and the algorithm, and updating a
  * context needs no memory.
@@ -13,6 +13,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+uint64_t tdm_hash64(const void *bytes, size_t count)
+{
+    const uint8_t *at = bytes;
+    uint64_t hash = TDM_HASH64_INIT;
+    for (size_t i = 0; i < count; i++) hash = (hash ^ at[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}
 
 struct tdm_sha256 {
     EVP_MD_CTX *context;

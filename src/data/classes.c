@@ -18,21 +18,11 @@
 
 #define FIRST_CAPACITY 64
 
-static uint64_t hash_of(const char *text, size_t length)
-{
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < length; i++) {
-        hash ^= (uint8_t)text[i];
-        hash *= UINT64_C(0x100000001b3);
-    }
-    return hash ^ hash >> 29;
-}
-
 /* The slot that holds this text, or the empty one where it belongs. */
 static size_t slot_of(const tdm__classes *classes, const char *text, size_t length)
 {
     size_t mask = classes->slot_count - 1;
-    size_t slot = (size_t)hash_of(text, length) & mask;
+    size_t slot = (size_t)tdm_mix64(tdm_hash64(text, length)) & mask;
     while (classes->slots[slot] >= 0) {
         const char *name = classes->names[classes->slots[slot]];
         if (strncmp(name, text, length) == 0 && name[length] == 0) break;

@@ -194,8 +194,7 @@ static void lay_out_params(tdm_graph *graph)
             tdm_param_info *p = &graph->params[i];
             if ((p->trained ? 0 : p->statistic ? 1 : 2) != pass) continue;
             p->offset = offset;
-            offset += (p->elements + PARAM_ALIGN_ELEMENTS - 1) / PARAM_ALIGN_ELEMENTS *
-                      PARAM_ALIGN_ELEMENTS;
+            offset += tdm_align_up(p->elements, PARAM_ALIGN_ELEMENTS);
         }
         if (pass == 0) graph->trained_extent = offset;
         if (pass == 1) graph->grad_extent = offset;

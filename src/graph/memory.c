@@ -19,11 +19,6 @@
 
 enum { ALIGN_BYTES = 64 };
 
-static size_t round_up(size_t bytes)
-{
-    return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
-}
-
 static size_t value_bytes(const tdm__value *v)
 {
     size_t bytes = (size_t)tdm_shape_elements(&v->shape) * tdm_dtype_bytes(v->dtype);
@@ -152,7 +147,8 @@ static tdm_status count_unshared(tdm__memory *m, tdm_error *err)
 {
     for (size_t i = 0; i < m->storage_count; i++)
         if (m->storages[i].space == TDM_SPACE_ARENA &&
-            __builtin_add_overflow(m->unshared_bytes, round_up(m->storages[i].bytes),
+            __builtin_add_overflow(m->unshared_bytes,
+                                   tdm_align_up(m->storages[i].bytes, ALIGN_BYTES),
                                    &m->unshared_bytes))
             return tdm_fail(err, TDM_ERR_RANGE,
                             "plan: the values exceed the address space; make the model or the "
@@ -181,8 +177,8 @@ static size_t lowest_fit(const tdm__storage *all, const int32_t *placed, size_t 
     for (size_t i = 0; i < placed_count; i++) {
         const tdm__storage *other = &all[placed[i]];
         if (!overlap_in_time(other, s)) continue;
-        if (other->offset >= offset + round_up(s->bytes)) break;
-        size_t end = other->offset + round_up(other->bytes);
+        if (other->offset >= offset + tdm_align_up(s->bytes, ALIGN_BYTES)) break;
+        size_t end = other->offset + tdm_align_up(other->bytes, ALIGN_BYTES);
         if (end > offset) offset = end;
     }
     return offset;
@@ -205,7 +201,7 @@ static tdm_status storage_place(tdm__memory *m, tdm_error *err)
         for (; at > 0 && m->storages[placed[at - 1]].offset > s->offset; at--)
             placed[at] = placed[at - 1];
         placed[at] = order[i];
-        size_t end = s->offset + round_up(s->bytes);
+        size_t end = s->offset + tdm_align_up(s->bytes, ALIGN_BYTES);
         if (end > m->arena_bytes) m->arena_bytes = end;
     }
     free(order);

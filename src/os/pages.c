@@ -8,6 +8,7 @@
  * Reserved address space uses no huge pages, because one written byte would cost two megabytes, and no
  * memory is committed for it, because most of it is never used.
  */
+#include "base/base.h"
 #include "os/internal.h"
 
 #include <errno.h>
@@ -39,7 +40,7 @@ tdm_status tdm__page_round(size_t bytes, size_t *out, tdm_error *err)
     if (bytes > SIZE_MAX - page) {
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot map %zu bytes: size overflow", bytes);
     }
-    *out = bytes == 0 ? page : (bytes + page - 1) / page * page;
+    *out = tdm_align_up(bytes == 0 ? 1 : bytes, page);
     return TDM_OK;
 }
 
@@ -60,7 +61,7 @@ tdm_status tdm_pages_map(size_t bytes, bool shared, tdm_pages *out, tdm_error *e
     if (bytes > SIZE_MAX - 2 * HUGE_BYTES) {
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot map %zu bytes: size overflow", bytes);
     }
-    size_t rounded = bytes == 0 ? unit : (bytes + unit - 1) / unit * unit;
+    size_t rounded = tdm_align_up(bytes == 0 ? 1 : bytes, unit);
     int flags = MAP_ANONYMOUS | (shared ? MAP_SHARED : MAP_PRIVATE);
     void *data = map_aligned(rounded, huge ? unit : 1, flags);
     if (!data) return tdm__map_fail(err, rounded);

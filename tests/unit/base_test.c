@@ -155,6 +155,28 @@ static void hmac_matches_rfc4231(void)
     }
 }
 
+static void small_hashes_keep_their_bits(void)
+{
+    /* FNV-1a's published vectors; the first two outputs of SplitMix64 with the seed 0. */
+    CHECK(tdm_hash64("", 0) == TDM_HASH64_INIT);
+    CHECK(tdm_hash64("a", 1) == UINT64_C(0xaf63dc4c8601ec8c));
+    CHECK(tdm_hash64("foobar", 6) == UINT64_C(0x85944171f73967e8));
+    CHECK(tdm_mix64(UINT64_C(0x9e3779b97f4a7c15)) == UINT64_C(0xe220a8397b1dcdaf));
+    CHECK(tdm_mix64(2 * UINT64_C(0x9e3779b97f4a7c15)) == UINT64_C(0x6e789e6aa1b965f4));
+    uint64_t ab = tdm_hash64_add(tdm_hash64_add(TDM_HASH64_INIT, 'a'), 'b');
+    uint64_t ba = tdm_hash64_add(tdm_hash64_add(TDM_HASH64_INIT, 'b'), 'a');
+    CHECK(ab != ba);
+}
+
+static void sizes_are_rounded_up(void)
+{
+    CHECK_INT(tdm_round_up(0, 16), 0);
+    CHECK_INT(tdm_round_up(1, 16), 16);
+    CHECK_INT(tdm_round_up(48, 24), 48);
+    CHECK_INT(tdm_round_up(49, 24), 72);
+    CHECK_INT(tdm_align_up(4097, 4096), 8192);
+}
+
 static void status_table_is_whole(void)
 {
     size_t count = 0;
@@ -411,6 +433,8 @@ static const check_test tests[] = {
     CHECK_TEST(sha256_matches_fips),
     CHECK_TEST(many_hashes_are_those_of_each),
     CHECK_TEST(hmac_matches_rfc4231),
+    CHECK_TEST(small_hashes_keep_their_bits),
+    CHECK_TEST(sizes_are_rounded_up),
     CHECK_TEST(status_table_is_whole),
     CHECK_TEST(errors_carry_their_place),
     CHECK_TEST(arena_pieces_are_zeroed_aligned_and_apart),

@@ -10,6 +10,7 @@
  * Scratch: b's pairs, then for each thread a panel of a, a read buffer, and a widened panel. Its
  * size does not depend on the unit, so that a plan needs the same memory on every CPU.
  */
+#include "base/base.h"
 #include "tensor/kernels/bf16/bf16.h"
 
 #include <string.h>
@@ -32,11 +33,6 @@ typedef struct cut {
     int64_t columns; /* a multiple of BLOCK */
 } cut;
 
-static int64_t round_up(int64_t count, int64_t to)
-{
-    return (count + to - 1) / to * to;
-}
-
 static int64_t min_of(int64_t a, int64_t b)
 {
     return a < b ? a : b;
@@ -44,9 +40,9 @@ static int64_t min_of(int64_t a, int64_t b)
 
 static cut cut_of(int64_t N, int64_t K)
 {
-    cut c = {.length = min_of(round_up(K, TDM__BF16_STEP), MAX_LENGTH)};
+    cut c = {.length = min_of(tdm_round_up(K, TDM__BF16_STEP), MAX_LENGTH)};
     int64_t max = MAX_PAIRS_BYTES / (c.length * 2) / TDM__BF16_BLOCK * TDM__BF16_BLOCK;
-    c.columns = min_of(round_up(N, TDM__BF16_BLOCK), min_of(max, MAX_COLUMNS));
+    c.columns = min_of(tdm_round_up(N, TDM__BF16_BLOCK), min_of(max, MAX_COLUMNS));
     return c;
 }
 

@@ -65,11 +65,6 @@ static void release_widened(tdm_kernel_call *call)
     call->prepared = NULL;
 }
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
-}
-
 static bool is_inner(const wide *b, const tdm_kernel_backend_ops *ops)
 {
     return ops->vendor == b->vendor && ops != &tdm__kernels_bf16 && ops != &tdm__kernels_wide &&
@@ -107,10 +102,10 @@ static tdm_status wide_prepare(void *backend, tdm_kernel_call *call, tdm_op_kind
         free(w);
         return status;
     }
-    size_t bytes = aligned(w->call.scratch_bytes);
+    size_t bytes = tdm_align_up(w->call.scratch_bytes, ALIGN_BYTES);
     for (int i = 0; i < WIDE_INPUTS; i++) {
         w->offset[i] = bytes;
-        bytes += aligned(tdm_tensor_bytes(&w->call.in[i]));
+        bytes += tdm_align_up(tdm_tensor_bytes(&w->call.in[i]), ALIGN_BYTES);
     }
     call->scratch_bytes = bytes;
     call->prepared = w;

@@ -226,11 +226,6 @@ static tdm_status make_passage(tdm__onednn *b, convolution *c, int index,
     return TDM_OK;
 }
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
-}
-
 /* Creates the passages that are needed, and computes the scratch size. */
 static tdm_status make_passages(tdm__onednn *b, tdm_kernel_call *call, convolution *c,
                                 const operands *o, int64_t rows, size_t pad_bytes, tdm_error *err)
@@ -246,10 +241,11 @@ static tdm_status make_passages(tdm__onednn *b, tdm_kernel_call *call, convoluti
         if (dnnl_memory_desc_equal(&ours[i], theirs)) continue;
         TDM_TRY(make_passage(b, c, i, &ours[i], &pad_bytes, err));
         c->passages[i].offset = inner_bytes; /* after the scratchpad, whose size is not known yet */
-        inner_bytes += aligned(dnnl_memory_desc_get_size(theirs));
+        inner_bytes += tdm_align_up(dnnl_memory_desc_get_size(theirs), ALIGN_BYTES);
     }
-    for (int i = 0; i < PASSAGE_COUNT; i++) c->passages[i].offset += aligned(pad_bytes);
-    call->scratch_bytes = aligned(pad_bytes) + inner_bytes;
+    for (int i = 0; i < PASSAGE_COUNT; i++)
+        c->passages[i].offset += tdm_align_up(pad_bytes, ALIGN_BYTES);
+    call->scratch_bytes = tdm_align_up(pad_bytes, ALIGN_BYTES) + inner_bytes;
     return TDM_OK;
 }
 

@@ -16,6 +16,7 @@
  * Each group is one product. Images with few channels are first copied with their padding, so that
  * a whole row of a window is one piece.
  */
+#include "base/base.h"
 #include "tensor/kernels/conv_way.h"
 #include "tensor/kernels/product/product.h"
 
@@ -123,7 +124,7 @@ static void pad_images(const conv_sizes *s, const float *image, float *to)
 static size_t padded_bytes(const conv_sizes *s)
 {
     size_t bytes = (size_t)(s->B * s->padded_H * s->padded_W * s->C) * sizeof(float);
-    return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+    return tdm_align_up(bytes, ALIGN_BYTES);
 }
 
 /* ---- phases, for grad_x ----------------------------------------------------------------------- */

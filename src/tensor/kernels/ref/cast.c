@@ -2,6 +2,7 @@
  * cast.c: rounding to bf16, one number at a time, and products of bf16: the inputs are converted to
  * f32, which is exact, in scratch, and then processed like f32 ones.
  */
+#include "base/base.h"
 #include "tensor/kernels/ref/ref.h"
 
 #include <string.h>
@@ -25,7 +26,7 @@ static void run_cast(void *backend, const tdm_kernel_call *call, const tdm_step_
 static size_t wide_bytes(const tdm_tensor *t)
 {
     size_t bytes = (size_t)tdm_tensor_elements(t) * sizeof(float);
-    return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+    return tdm_align_up(bytes, ALIGN_BYTES);
 }
 
 tdm_status tdm__ref_prepare_wide(void *backend, tdm_kernel_call *call, tdm_error *err)

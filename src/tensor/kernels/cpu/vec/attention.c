@@ -22,11 +22,6 @@
 
 enum { BLOCK = 64 };
 
-static int64_t round_up(int64_t n, int64_t to)
-{
-    return (n + to - 1) / to * to;
-}
-
 static int64_t smaller(int64_t a, int64_t b)
 {
     return a < b ? a : b;
@@ -63,7 +58,7 @@ static head sizes_of(const tdm_kernel_call *call, const tdm_tensor *qkv)
     return (head){.T = T,
                   .C = C,
                   .D = D,
-                  .Dp = round_up(D, TDM__WIDTH),
+                  .Dp = tdm_round_up(D, TDM__WIDTH),
                   .causal = call->attrs.causal,
                   .scale = (float)(1 / sqrt((double)D))};
 }
@@ -196,8 +191,8 @@ static void pair_scores(const head *a, const pair *p, const float *left, const f
                         float *s)
 {
     tile_product(false, TILE_FULL, (tile_operands){left, a->Dp, 1, right, BLOCK, s, BLOCK},
-                 (tile_span){.rows = round_up(p->rows, TILE_ROWS),
-                             .vecs = round_up(p->keys, TILE_COLS) / TDM__WIDTH,
+                 (tile_span){.rows = tdm_round_up(p->rows, TILE_ROWS),
+                             .vecs = tdm_round_up(p->keys, TILE_COLS) / TDM__WIDTH,
                              .depth = a->D,
                              .lower_columns = p->diagonal});
 }
@@ -208,7 +203,7 @@ static void pair_mix(const head *a, const pair *p, bool add, const float *w, con
 {
     tile_operands o = {w, BLOCK, 1, right, a->Dp, c, a->Dp};
     tile_span s = {
-        .rows = round_up(p->rows, TILE_ROWS), .vecs = a->Dp / TDM__WIDTH, .depth = p->keys};
+        .rows = tdm_round_up(p->rows, TILE_ROWS), .vecs = a->Dp / TDM__WIDTH, .depth = p->keys};
     if (add && p->diagonal)
         tile_product(true, TILE_LOWER, o, s);
     else if (add)
@@ -226,7 +221,7 @@ static void pair_mix_back(const head *a, const pair *p, bool add, const float *w
 {
     tile_operands o = {w, 1, BLOCK, right, a->Dp, c, a->Dp};
     tile_span s = {
-        .rows = round_up(p->keys, TILE_ROWS), .vecs = a->Dp / TDM__WIDTH, .depth = p->rows};
+        .rows = tdm_round_up(p->keys, TILE_ROWS), .vecs = a->Dp / TDM__WIDTH, .depth = p->rows};
     if (add)
         tile_product(true, TILE_FULL, o, s);
     else if (p->diagonal)
@@ -254,7 +249,7 @@ static inline vf exp_of_negative(vf x)
  * t) T' + key of the sequence, T' being T rounded up to a multiple of 32: see ref/attention.c. */
 static void draw_mask(const head *a, int64_t t, int64_t k0, int64_t keys, float mask[BLOCK])
 {
-    uint64_t first = (uint64_t)((a->h * a->T + t) * round_up(a->T, 32) + k0);
+    uint64_t first = (uint64_t)((a->h * a->T + t) * tdm_round_up(a->T, 32) + k0);
     for (int64_t j = 0; j < keys; j += TDM__PHILOX_GROUP) {
         vi words[2];
         tdm__philox_group(&a->rng, (uint32_t)((first + (uint64_t)j) / TDM__PHILOX_GROUP), words);
@@ -273,7 +268,7 @@ static size_t scratch_divide(float *base, const int64_t *sizes, float **const *p
     int64_t at = 0;
     for (int i = 0; i < count; i++) {
         if (base) *parts[i] = base + at;
-        at += round_up(sizes[i], 16);
+        at += tdm_round_up(sizes[i], 16);
     }
     return (size_t)at * sizeof(float);
 }
@@ -292,7 +287,7 @@ typedef struct forward_scratch {
 
 static size_t carve_forward(const head *a, float *base, forward_scratch *s)
 {
-    int64_t padded = round_up(a->T, BLOCK);
+    int64_t padded = tdm_round_up(a->T, BLOCK);
     const int64_t sizes[] = {padded * a->D, padded * a->Dp,      BLOCK * a->Dp, BLOCK * a->Dp,
                              BLOCK * BLOCK, BLOCK * TDM__PLACES, BLOCK,         BLOCK};
     float **const parts[] = {&s->keys, &s->values, &s->q,       &s->o,
@@ -393,7 +388,7 @@ static void forward_head(const head *a, forward_scratch *s, float *y, float *lse
     pack_rows(a->v, row, a->length, a->length, a, 1, s->values);
     for (int64_t t0 = 0; t0 < a->T; t0 += BLOCK) {
         int64_t rows = smaller(BLOCK, a->T - t0), last = key_limit(a, t0 + rows - 1);
-        pack_rows(a->q + t0 * row, row, rows, round_up(rows, TILE_ROWS), a, a->scale, s->q);
+        pack_rows(a->q + t0 * row, row, rows, tdm_round_up(rows, TILE_ROWS), a, a->scale, s->q);
         for (int64_t k0 = 0; k0 < last; k0 += BLOCK) {
             pair p = pair_of(a, t0, k0);
             pair_scores(a, &p, s->q, s->keys + k0 * a->D, s->w);
@@ -436,7 +431,7 @@ typedef struct backward_scratch {
 
 static size_t carve_backward(const head *a, float *base, backward_scratch *s)
 {
-    int64_t padded = round_up(a->T, BLOCK) * a->Dp;
+    int64_t padded = tdm_round_up(a->T, BLOCK) * a->Dp;
     const int64_t sizes[] = {padded,        padded,        padded,       a->T,
                              BLOCK * a->Dp, BLOCK * a->D,  BLOCK * a->D, BLOCK * a->Dp,
                              BLOCK * a->Dp, BLOCK * BLOCK, BLOCK * BLOCK};
@@ -526,7 +521,7 @@ static void share_products(const head *a, const float *dy, const float *y, float
 static void backward_head(const head *a, backward_scratch *s, const float *dy, const float *y,
                           const float *lse, float *d_qkv)
 {
-    int64_t row = 3 * a->C, padded = round_up(a->T, TILE_ROWS);
+    int64_t row = 3 * a->C, padded = tdm_round_up(a->T, TILE_ROWS);
     float *d_keys = d_qkv + a->C, *d_values = d_keys + a->C;
     pack_rows(a->q, row, a->T, padded, a, a->scale, s->q);
     pack_rows(dy, a->C, a->T, padded, a, 1, s->dy);

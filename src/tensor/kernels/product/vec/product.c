@@ -58,7 +58,7 @@ static void panel_from_lines(const tdm__factor *f, int64_t first, int64_t count,
                              int64_t length, float *to, int64_t pitch)
 {
     const float *from[POINTERS];
-    int64_t width = product_round_up(pitch, TDM__WIDTH);
+    int64_t width = tdm_round_up(pitch, TDM__WIDTH);
     while (length > 0) {
         int64_t piece = k / f->piece_length, offset = k % f->piece_length;
         int64_t part = product_min(length, f->piece_length - offset);
@@ -112,7 +112,7 @@ static inline void panel_scatter(const panel_row *row, const float *from, int64_
     }
     for (; at < count; panel++, within = 0) {
         int64_t width = product_min(row->cols,
-                                    product_round_up(row->count - panel * row->cols, row->rounded));
+                                    tdm_round_up(row->count - panel * row->cols, row->rounded));
         int64_t part = product_min(count - at, row->cols - within);
         float *to = row->to + panel * row->apart + k * width + within;
         for (int64_t i = 0; i < part; i += TDM__WIDTH)
@@ -125,7 +125,7 @@ static inline void panel_scatter(const panel_row *row, const float *from, int64_
 static inline void panel_pad(const panel_row *row, int64_t k)
 {
     int64_t last = (row->count - 1) / row->cols, used = row->count - last * row->cols;
-    int64_t width = product_min(row->cols, product_round_up(used, row->rounded));
+    int64_t width = product_min(row->cols, tdm_round_up(used, row->rounded));
     float *to = row->to + last * row->apart + k * width;
     for (int64_t i = used; i < width; i++) to[i] = 0;
 }
@@ -188,7 +188,7 @@ typedef struct product_block {
  * needed. */
 static int64_t panel_cols(const product_block *b, int64_t at)
 {
-    return product_min(PANEL_COLS, product_round_up(b->part.cols - at, TDM__WIDTH));
+    return product_min(PANEL_COLS, tdm_round_up(b->part.cols - at, TDM__WIDTH));
 }
 
 /* Numbers of a left panel, including padding for data stored past its end. */
@@ -398,7 +398,7 @@ static void unit_run(product_block *b)
 {
     int64_t end = b->unit.m + b->unit.rows;
     int64_t blocks = (b->unit.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    b->block_rows = product_round_up((b->unit.rows + blocks - 1) / blocks, TILE_ROWS);
+    b->block_rows = tdm_round_up((b->unit.rows + blocks - 1) / blocks, TILE_ROWS);
     b->next = unit_part(b, 0);
     for (int64_t i = 1; b->next.cols > 0; i++) {
         b->part = b->next;
@@ -427,13 +427,13 @@ typedef struct product_grid {
  * requests it once for the whole, and then runs smaller products. */
 static size_t left_size_of(int64_t M, int64_t K)
 {
-    int64_t panels = product_min(product_round_up(M, TILE_ROWS), BLOCK_ROWS) / TILE_ROWS;
+    int64_t panels = product_min(tdm_round_up(M, TILE_ROWS), BLOCK_ROWS) / TILE_ROWS;
     return (size_t)(panels * left_panel_size(product_min(K, TDM__PRODUCT_SEGMENT)));
 }
 
 static size_t right_size_of(int64_t N, int64_t K)
 {
-    int64_t all = product_round_up(N, TDM__WIDTH) * product_min(K, TDM__PRODUCT_SEGMENT);
+    int64_t all = tdm_round_up(N, TDM__WIDTH) * product_min(K, TDM__PRODUCT_SEGMENT);
     return (size_t)(product_min(all, BLOCK_COLS * TDM__PRODUCT_SEGMENT) + 16 * TDM__WIDTH);
 }
 

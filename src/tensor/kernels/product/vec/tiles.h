@@ -11,6 +11,7 @@
 #ifndef TANDEM_TENSOR_KERNELS_PRODUCT_VEC_TILES_H
 #define TANDEM_TENSOR_KERNELS_PRODUCT_VEC_TILES_H
 
+#include "base/base.h"
 #include "tensor/kernels/cpu/vec/vec.h"
 #include "tensor/kernels/product/product.h"
 
@@ -42,11 +43,6 @@ enum {
 static inline int64_t product_min(int64_t a, int64_t b)
 {
     return a < b ? a : b;
-}
-
-static inline int64_t product_round_up(int64_t n, int64_t to)
-{
-    return (n + to - 1) / to * to;
 }
 
 /* Transposes WIDTH lines of WIDTH numbers: to[k * pitch + i] = from[i][offset + k]. If the pitch is
@@ -358,7 +354,7 @@ static const tile_fn tiles[][TILE_VECS] = {{tile_4_1, tile_4_2, tile_4_3},
 /* The rows of the smallest tile that has at least `rows`, at most TILE_ROWS. */
 static inline int64_t tile_height(int64_t rows)
 {
-    return product_min(TILE_ROWS, product_round_up(rows, TILE_ROWS_STEP));
+    return product_min(TILE_ROWS, tdm_round_up(rows, TILE_ROWS_STEP));
 }
 
 static inline tile_fn tile_for(int64_t height, int64_t width)

@@ -378,12 +378,12 @@ static size_t winograd_lay_out(const tdm__winograd *w, float *scratch, winograd_
     /* With windows that do not stay in the cache, a chunk has more tiles for each read of them. */
     bool small = w->C * w->O * (int64_t)sizeof(float) <= WINDOWS_SMALL;
     work->chunk = small ? CHUNK_TILES : CHUNK_TILES_MAX;
-    int64_t share = product_round_up((tiles_in_all + threads - 1) / threads, TILE_ROWS);
-    work->chunk = product_round_up(product_min(work->chunk, share), TILE_ROWS);
+    int64_t share = tdm_round_up((tiles_in_all + threads - 1) / threads, TILE_ROWS);
+    work->chunk = tdm_round_up(product_min(work->chunk, share), TILE_ROWS);
     work->u_stride = w->C * w->O + APART;
     work->v_stride = work->chunk * w->C + APART;
     work->m_stride = work->chunk * w->O + APART;
-    int64_t u_size = work->places * work->u_stride, zeros_size = product_round_up(w->C, ALIGN);
+    int64_t u_size = work->places * work->u_stride, zeros_size = tdm_round_up(w->C, ALIGN);
     work->room_size = work->places * (work->v_stride + work->m_stride);
     work->zeros = scratch;
     work->u = scratch + zeros_size;
@@ -548,12 +548,12 @@ static size_t grad_lay_out(const tdm__winograd *w, float *scratch, winograd_grad
     while (g->block_o > 16 &&
            ((w->O + g->block_o - 1) / g->block_o) * ((w->C + g->block_c - 1) / g->block_c) <
                threads)
-        g->block_o = product_round_up(g->block_o / 2, 16);
+        g->block_o = tdm_round_up(g->block_o / 2, 16);
     g->x_stride = SEGMENT * g->block_c + APART;
     g->y_stride = SEGMENT * g->block_o + APART;
     g->g_stride = g->block_o * g->block_c + APART;
     g->room_size = PLACES * (g->x_stride + g->y_stride + g->g_stride);
-    int64_t zeros_size = product_round_up(w->C > w->O ? w->C : w->O, ALIGN);
+    int64_t zeros_size = tdm_round_up(w->C > w->O ? w->C : w->O, ALIGN);
     g->zeros = scratch;
     g->rooms = scratch + zeros_size;
     return (size_t)(zeros_size + threads * g->room_size);
