@@ -57,7 +57,7 @@ static void writer_free(tdm_file_writer *writer)
 
 static int open_directory(const tdm_file_writer *writer)
 {
-    if (tdm__fault_hit(TDM_FAULT_OPEN)) return -1;
+    if (tdm__os_test_file_fails(TDM_FAULT_OPEN)) return -1;
     size_t length = (size_t)(writer->name - writer->path);
     if (length == 0) return open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     char *directory = strndup(writer->path, length); /* with its last slash, right for "/" too */
@@ -72,7 +72,7 @@ static int open_directory(const tdm_file_writer *writer)
 
 static int open_temporary(tdm_file_writer *writer)
 {
-    if (tdm__fault_hit(TDM_FAULT_OPEN)) return -1;
+    if (tdm__os_test_file_fails(TDM_FAULT_OPEN)) return -1;
     for (int i = 0; i < TEMPORARY_TRIES; i++) {
         char suffix[48];
         if (i == 0) {
@@ -161,7 +161,7 @@ tdm_status tdm_file_writer_join(const char *temporary, tdm_file_writer **out, td
     }
     writer->joined = true;
     writer->fd = writer->directory_fd = writer->direct_fd = -1;
-    if (!tdm__fault_hit(TDM_FAULT_OPEN)) {
+    if (!tdm__os_test_file_fails(TDM_FAULT_OPEN)) {
         writer->fd = open(temporary, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
     }
     if (writer->fd < 0) {
@@ -178,7 +178,7 @@ tdm_status tdm_file_writer_join(const char *temporary, tdm_file_writer **out, td
 /* One system call's worth, at `offset` or (-1) where the last one ended. */
 static ssize_t write_some(int fd, const void *bytes, size_t count, off_t offset)
 {
-    if (tdm__fault_hit(TDM_FAULT_WRITE)) return -1;
+    if (tdm__os_test_file_fails(TDM_FAULT_WRITE)) return -1;
     ssize_t written;
     do {
         written = offset < 0 ? write(fd, bytes, count) : pwrite(fd, bytes, count, offset);
@@ -282,7 +282,7 @@ tdm_status tdm_file_writer_write_at(tdm_file_writer *writer, uint64_t offset, co
 
 static bool sync_fd(int fd)
 {
-    if (tdm__fault_hit(TDM_FAULT_FSYNC)) return false;
+    if (tdm__os_test_file_fails(TDM_FAULT_FSYNC)) return false;
     while (fsync(fd) != 0) {
         if (errno != EINTR) return false;
     }
@@ -300,7 +300,7 @@ typedef enum placement { PLACED_NOT, PLACED_FRESH, PLACED_EXCHANGED, PLACED_OVER
 static placement place(const tdm_file_writer *writer)
 {
     int directory = writer->directory_fd;
-    if (tdm__fault_hit(TDM_FAULT_RENAME)) return PLACED_NOT;
+    if (tdm__os_test_file_fails(TDM_FAULT_RENAME)) return PLACED_NOT;
     struct stat info;
     if (fstatat(directory, writer->name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
         if (S_ISDIR(info.st_mode)) {

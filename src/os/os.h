@@ -7,6 +7,8 @@
 #ifndef TANDEM_OS_OS_H
 #define TANDEM_OS_OS_H
 
+#include "os/test_control.h"
+
 #include <tandem/os.h>
 
 /* ---- files ----------------------------------------------------------------------------------- */
@@ -43,32 +45,6 @@ tdm_status tdm_dir_make(const char *path, tdm_error *err);
 char *tdm_path_dirname(tdm_arena *arena, const char *path);
 /* The last component without its extension. */
 char *tdm_path_stem(tdm_arena *arena, const char *path);
-
-/*
- * Fault injection for tests: the `countdown`-th next file operation of the kinds in `mask` fails
- * with `error_number`, and so do all later ones, until it is cleared with countdown 0. Process-wide;
- * costs one atomic load per operation when unset.
- */
-enum {
-    TDM_FAULT_OPEN = 1,
-    TDM_FAULT_WRITE = 2,
-    TDM_FAULT_FSYNC = 4,
-    TDM_FAULT_RENAME = 8,
-    TDM_FAULT_ALL = 15
-};
-void tdm_os_fault_set(unsigned mask, long countdown, int error_number);
-
-/*
- * A point at which a test may kill or stop this process: src/os/test_point.c describes
- * TANDEM_TEST_KILL. Costs one lookup in the environment when unset.
- */
-typedef struct tdm_test_point {
-    const char *phase; /* "forward", "backward", "reduce", "update", "publish", "checkpoint", ... */
-    uint64_t step;     /* in progress, from 1 */
-    int rank;
-    uint64_t part; /* progress within the phase */
-} tdm_test_point;
-void tdm_os_test_point(const tdm_test_point *at);
 
 /* ---- code ------------------------------------------------------------------------------------ */
 
