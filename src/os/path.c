@@ -183,7 +183,7 @@ char *tdm_path_stem(tdm_arena *arena, const char *path)
 {
     size_t length;
     const char *name = last_component(path, &length);
-    for (size_t i = length; i > 1; i--) { /* a leading dot is no extension */
+    for (size_t i = length; i > 1; i--) { /* a leading dot does not begin an extension */
         if (name[i - 1] != '.') continue;
         length = i - 1;
         break;
