@@ -5,6 +5,7 @@
  * not respond, workers are left alone: they detect themselves when they must leave. The outage is
  * logged once, and its end once.
  */
+#include "base/base.h"
 #include "cluster/agent.h"
 #include "kv/kv.h"
 

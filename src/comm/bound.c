@@ -11,6 +11,7 @@
  */
 #include "base/base.h"
 #include "comm/reduce.h"
+#include "os/os.h"
 
 #include <tandem/os.h>
 

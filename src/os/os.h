@@ -158,6 +158,7 @@ bool tdm_process_lives(tdm_process_watch *watch, double idle_s);
 
 /* ---- memory of the machine ------------------------------------------------------------------- */
 
+void tdm_os_memory_info(tdm_memory_info *out);
 /* Resident bytes of this process, now and at its peak. */
 uint64_t tdm_os_resident_bytes(void);
 uint64_t tdm_os_peak_resident_bytes(void);
@@ -166,6 +167,8 @@ uint64_t tdm_os_proportional_bytes(void);
 
 /* ---- CPUs ------------------------------------------------------------------------------------ */
 
+void tdm_os_cpu_info(tdm_cpu_info *out);
+void tdm_os_topology_info(tdm_topology_info *out);
 enum { TDM_PLACE_MAX_CPUS = 4096, TDM_CPU_SET_TEXT_BYTES = 64 };
 
 /* The CPUs and the memory of one of several processes of this machine. */

@@ -47,7 +47,7 @@ typedef struct tdm_test_point {
     int rank; /* -1: none */
     uint64_t part;
 } tdm_test_point;
-/* Reads the environment each time, so there is no state. */
+/* Reads the environment each time, and keeps nothing. */
 void tdm_os_test_point(const tdm_test_point *at);
 /* Whether the environment contains TANDEM_TEST_KILL. Callers with points in a hot loop ask once. */
 bool tdm_os_test_has_points(void);

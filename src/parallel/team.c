@@ -12,6 +12,7 @@
  * Nothing is allocated after creation, except what the transport needs to send.
  */
 #include "base/base.h"
+#include "comm/comm.h"
 #include "nn/nn.h"
 #include "os/os.h"
 #include "parallel/internal.h"
