@@ -326,6 +326,10 @@ TDM_API tdm_value tdm_graph_custom(tdm_graph *graph, const tdm_custom_op *op, co
 /* Zeroed memory that lives as long as the graph. NULL, with an error stored, if memory runs out or
  * the graph already has an error. */
 TDM_API void *tdm_graph_memory(tdm_graph *graph, size_t bytes);
+/* Calls release(what) when the graph is destroyed, for objects that its ops need, in reverse order.
+ * On failure it is released immediately: `what` is taken in either case. */
+TDM_API tdm_status tdm_graph_keep(tdm_graph *graph, void (*release)(void *what), void *what,
+                                  tdm_error *err);
 
 TDM_API tdm_shape tdm_graph_shape(const tdm_graph *graph, tdm_value value);
 /* TDM_DTYPE_NONE for "none". */

@@ -20,10 +20,6 @@ void tdm_graph_round_again(tdm_graph *graph);
  */
 tdm_value tdm_graph_lane_sum(tdm_graph *graph, tdm_value x);
 
-/* Calls release(what) when the graph is destroyed, for objects that its ops need, in reverse order.
- * On failure it is released immediately: `what` is taken in either case. */
-tdm_status tdm_graph_keep(tdm_graph *graph, void (*release)(void *what), void *what,
-                          tdm_error *err);
 /* The value that tdm_graph_param, ..._statistic or ..._buffer returned for it. */
 tdm_value tdm_graph_param_value(const tdm_graph *graph, size_t index);
 

@@ -3,7 +3,6 @@
  * classifier with a buffer beside it, which nothing uses. The mistake `keep` is none: the graph is
  * given something of the library's own to keep, whose release the environment tells of.
  */
-#include "graph/graph.h"
 #include <tandem/library.h>
 
 #include <stdlib.h>
