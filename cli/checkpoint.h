@@ -8,7 +8,7 @@
 
 /* The directory with the checkpoints of RUN, which may be that directory itself. NULL, after an error
  * message, if there is none. */
-const char *cli_checkpoint_folder(const char *run, tdm_arena *arena);
+const char *cli_checkpoint_dir(const char *run, tdm_arena *arena);
 /* Calls `read` with the file of FILE, RUN (its newest valid checkpoint) or RUN:STEP. If a running training
  * prunes the file of RUN before `read` has opened it, calls `read` again with a newer one. Prints a message
  * on failure. Returns an exit code: CLI_USAGE if the name does not exist. */

@@ -191,7 +191,7 @@ int cli_checkpoint_list(const cli_args *args, tdm_arena *arena)
                                          {.title = "kept as"},
                                          {.title = "sums", .max = 60}};
     const char *run = args->arguments[RUN_ARGUMENT];
-    const char *directory = cli_checkpoint_folder(run, arena);
+    const char *directory = cli_checkpoint_dir(run, arena);
     if (!directory) return CLI_USAGE;
     tdm_checkpoint_retention rules = rules_of(run, arena);
     listing l = {.json = cli_json(args),
@@ -265,7 +265,7 @@ static void add_pruned(const tdm_checkpoint_entry *entries, size_t count, bool d
 int cli_checkpoint_prune(const cli_args *args, tdm_arena *arena)
 {
     const char *run = args->arguments[RUN_ARGUMENT];
-    const char *directory = cli_checkpoint_folder(run, arena);
+    const char *directory = cli_checkpoint_dir(run, arena);
     if (!directory) return CLI_USAGE;
     tdm_checkpoint_retention rules = rules_of(run, arena);
     if (!read_rules(args, &rules)) return CLI_USAGE;

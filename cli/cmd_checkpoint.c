@@ -21,7 +21,7 @@ enum {
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-static char *folder_of(const char *run, tdm_arena *arena)
+static char *dir_of(const char *run, tdm_arena *arena)
 {
     char *inside = tdm_path_join(arena, run, "checkpoints");
     if (inside && tdm_path_is_dir(inside)) return inside;
@@ -29,20 +29,20 @@ static char *folder_of(const char *run, tdm_arena *arena)
 }
 
 /* Whether a directory without a subdirectory "checkpoints" has that name itself, or contains checkpoints. */
-static bool has_checkpoints(const char *folder, tdm_arena *arena)
+static bool has_checkpoints(const char *dir, tdm_arena *arena)
 {
     tdm_checkpoint_entry *entries;
     size_t count = 0;
-    const char *path = tdm_path_absolute(arena, folder), *slash = path ? strrchr(path, '/') : NULL;
+    const char *path = tdm_path_absolute(arena, dir), *slash = path ? strrchr(path, '/') : NULL;
     if (slash && strcmp(slash + 1, "checkpoints") == 0) return true;
-    return tdm_checkpoint_list(folder, arena, &entries, &count, NULL) == TDM_OK && count > 0;
+    return tdm_checkpoint_list(dir, arena, &entries, &count, NULL) == TDM_OK && count > 0;
 }
 
-const char *cli_checkpoint_folder(const char *run, tdm_arena *arena)
+const char *cli_checkpoint_dir(const char *run, tdm_arena *arena)
 {
-    const char *folder = folder_of(run, arena);
-    if (folder && (strcmp(folder, run) != 0 || has_checkpoints(folder, arena))) return folder;
-    if (folder)
+    const char *dir = dir_of(run, arena);
+    if (dir && (strcmp(dir, run) != 0 || has_checkpoints(dir, arena))) return dir;
+    if (dir)
         cli_error(
             "checkpoint: '%s' is not a run: it has no directory 'checkpoints' and contains no "
             "checkpoint; give the directory of a run, such as runs/digits-1",
@@ -69,11 +69,11 @@ static bool split_name(const char *name, tdm_arena *arena, char **run, uint64_t 
 static tdm_status find_step(const char *run, uint64_t step, tdm_arena *arena, char **out,
                             tdm_error *err)
 {
-    const char *folder = folder_of(run, arena);
-    if (!folder) return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: this run does not exist", run);
+    const char *dir = dir_of(run, arena);
+    if (!dir) return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: this run does not exist", run);
     tdm_checkpoint_entry *entries;
     size_t count;
-    TDM_TRY(tdm_checkpoint_list(folder, arena, &entries, &count, err));
+    TDM_TRY(tdm_checkpoint_list(dir, arena, &entries, &count, err));
     for (size_t i = 0; i < count; i++) {
         if (entries[i].step != step) continue;
         *out = entries[i].path;
@@ -99,7 +99,7 @@ int cli_checkpoint_read(const char *name, tdm_arena *arena, tdm_checkpoint_read_
     }
     char *inside = tdm_path_join(arena, name, "checkpoints");
     if (tdm_path_is_dir(name) && !(inside && tdm_path_is_dir(inside))) {
-        if (!cli_checkpoint_folder(name, arena)) return CLI_USAGE;
+        if (!cli_checkpoint_dir(name, arena)) return CLI_USAGE;
         status = tdm_checkpoint_read_newest(name, arena, read, user, &err);
     } else {
         int named = cli_check_model(name);
@@ -173,13 +173,13 @@ static void add_verdict(const verdict *v, bool json, tdm_str *out)
  * checkpoint is damaged. */
 static int verify_run(const char *run, bool json, tdm_arena *arena, bool *good, tdm_str *out)
 {
-    const char *folder = cli_checkpoint_folder(run, arena);
+    const char *dir = cli_checkpoint_dir(run, arena);
     tdm_checkpoint_entry *entries;
     size_t count = 0, found = 0;
     tdm_error err;
-    if (!folder) return CLI_USAGE;
+    if (!dir) return CLI_USAGE;
     for (int looks = 0; looks == 0 || (count > 0 && found == 0 && looks < LOOKS_MAX); looks++) {
-        if (tdm_checkpoint_list(folder, arena, &entries, &count, &err) != TDM_OK)
+        if (tdm_checkpoint_list(dir, arena, &entries, &count, &err) != TDM_OK)
             return cli_fail(&err);
         for (size_t i = 0; i < count; i++) {
             verdict v = verify_file(entries[i].path, arena);
@@ -190,7 +190,7 @@ static int verify_run(const char *run, bool json, tdm_arena *arena, bool *good, 
         }
     }
     if (found > 0) return CLI_OK;
-    cli_error("checkpoint verify: %s contains no checkpoint", folder);
+    cli_error("checkpoint verify: %s contains no checkpoint", dir);
     return CLI_FAILED;
 }
 
@@ -234,8 +234,8 @@ static char *target_of(const char *to, const char *from, tdm_arena *arena)
 {
     if (!tdm_path_is_dir(to)) return tdm_arena_strdup(arena, to);
     const char *slash = strrchr(from, '/');
-    const char *folder = folder_of(to, arena);
-    return folder ? tdm_path_join(arena, folder, slash ? slash + 1 : from) : NULL;
+    const char *dir = dir_of(to, arena);
+    return dir ? tdm_path_join(arena, dir, slash ? slash + 1 : from) : NULL;
 }
 
 typedef struct copier {

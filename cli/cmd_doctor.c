@@ -8,12 +8,7 @@
 #include "doctor.h"
 #include "session.h"
 
-#include <tandem/checkpoint.h>
-#include <tandem/comm.h>
-#include <tandem/data.h>
-#include <tandem/kv.h>
-#include <tandem/os.h>
-#include <tandem/tensor.h>
+#include <tandem/system.h>
 
 #include <stdlib.h>
 #include <string.h>
@@ -76,10 +71,9 @@ static bool is_virtual(void)
     return found;
 }
 
-static void look_at_processor(report *r)
+static void look_at_processor(report *r, const tdm_system_info *system)
 {
-    tdm_cpu_info cpu;
-    tdm_os_cpu_info(&cpu);
+    tdm_cpu_info cpu = system->cpu;
     doctor_find(r, "processor", "model", OK, NULL, "%s", cpu.model);
     bool x86 = strcmp(cpu.architecture, "x86_64") == 0;
     bool slow = x86 && !has_word(cpu.features, "avx2");
@@ -88,7 +82,7 @@ static void look_at_processor(report *r)
         "without AVX2, matrix products are several times slower; in a virtual machine, enable CPU "
         "passthrough",
         "%s (%s)", cpu.level, cpu.architecture);
-    const char *asked = getenv("TANDEM_ISA"), *level = tdm_tensor_level_name(tdm_tensor_level());
+    const char *asked = getenv("TANDEM_ISA"), *level = system->kernel_level;
     bool is_set = asked && *asked;
     bool obeyed = !is_set || (x86 && strcmp(level + strlen("x86-64-"), asked) == 0);
     doctor_find(
@@ -102,8 +96,7 @@ static void look_at_processor(report *r)
         "an affinity mask (taskset) or a cgroup quota excludes the others; more workers than usable "
         "cores slow each other down",
         "%d usable of %d", cpu.usable_count, cpu.online_count);
-    tdm_topology_info topology;
-    tdm_os_topology_info(&topology);
+    tdm_topology_info topology = system->topology;
     doctor_find(r, "processor", "topology", OK, NULL,
                 "%d core%s, %d hardware thread%s, %d NUMA node%s (%s)", topology.core_count,
                 topology.core_count == 1 ? "" : "s", topology.processor_count,
@@ -124,10 +117,9 @@ static void look_at_processor(report *r)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static void look_at_memory(report *r)
+static void look_at_memory(report *r, const tdm_system_info *system)
 {
-    tdm_memory_info m;
-    tdm_os_memory_info(&m);
+    tdm_memory_info m = system->memory;
     char a[32], b[32];
     if (m.total_bytes > 0) {
         uint64_t free_bytes = m.available_bytes;
@@ -242,52 +234,28 @@ static void look_at_disk(report *r)
 static void look_at_software(report *r)
 {
     struct utsname name;
-    char text[TDM_LIBRARY_BYTES];
     doctor_find(r, "software", "tandem", OK, NULL, "%s", tdm_version());
     if (uname(&name) == 0)
         doctor_find(r, "software", "kernel", OK, NULL, "%s %s", name.sysname, name.release);
-    const char *vendor = tdm_tensor_library(text);
-    doctor_find(r, "software", "vendor kernels", OK, NULL, "%s",
-                vendor
-                    ? vendor
-                    : "none: compute.numerics: vendor requires a build with oneDNN (libdnnl-dev)");
-    doctor_find(r, "software", "job files", OK, NULL, "%s", tdm_job_library(text));
-    doctor_find(r, "software", "hashes", OK, NULL, "%s", tdm_base_library(text));
-    doctor_find(r, "software", "gzip", OK, NULL, "%s", tdm_data_library(text));
-    bool packs = tdm_checkpoint_packs(text);
-    doctor_find(r, "software", "packing", OK, NULL, "%s",
-                packs ? text : "none: checkpoint.compress: zstd requires a build with libzstd-dev");
 }
 
-/* ---- communication --------------------------------------------------------------------------- */
-
-/* One line for each transport: whether it is usable, its library, and the reason if it is not. */
-static void look_at_transports(report *r)
+/* One line for each library, transport and store: what it is, or what is missing. */
+static void look_at_parts(report *r, tdm_system_part_kind kind)
 {
-    tdm_transport_info info;
-    for (size_t i = 0; tdm_transport_at(i, &info); i++) {
-        if (!info.usable)
-            doctor_find(r, "communication", info.name, NOTE,
-                        "only jobs over several hosts, or under mpirun, need it", "%s", info.why);
+    static const char *const groups[] = {"software", "communication", "stores"};
+    static const char *const advice[] = {NULL,
+                                         "only jobs over several hosts, or under mpirun, need it",
+                                         "only jobs over several hosts need it"};
+    tdm_system_part part;
+    for (size_t i = 0; tdm_system_part_at(i, &part); i++) {
+        if (part.kind != kind) continue;
+        bool is_library = kind == TDM_SYSTEM_PART_LIBRARY;
+        if (!part.usable)
+            doctor_find(r, groups[kind], part.name, is_library ? OK : NOTE, advice[kind], "%s%s",
+                        is_library ? "none: " : "", part.why);
         else
-            doctor_find(r, "communication", info.name, OK, NULL, "%s%s%s", info.about,
-                        info.library[0] ? "; " : "", info.library);
-    }
-}
-
-/* ---- stores ---------------------------------------------------------------------------------- */
-
-/* One line for each kind of store. */
-static void look_at_stores(report *r)
-{
-    tdm_kv_info info;
-    for (size_t i = 0; tdm_kv_at(i, &info); i++) {
-        if (!info.usable)
-            doctor_find(r, "stores", info.name, NOTE, "only jobs over several hosts need it", "%s",
-                        info.why);
-        else
-            doctor_find(r, "stores", info.name, OK, NULL, "%s%s%s", info.about,
-                        info.library[0] ? "; " : "", info.library);
+            doctor_find(r, groups[kind], part.name, OK, NULL, "%s%s%s", part.about,
+                        part.about[0] && part.library[0] ? "; " : "", part.library);
     }
 }
 
@@ -361,13 +329,16 @@ static void add_json(const report *r, tdm_str *out)
 
 static void look_at_machine(report *r)
 {
+    tdm_system_info system;
+    tdm_system_info_get(&system);
     look_at_software(r);
-    look_at_processor(r);
-    look_at_memory(r);
+    look_at_parts(r, TDM_SYSTEM_PART_LIBRARY);
+    look_at_processor(r, &system);
+    look_at_memory(r, &system);
     look_at_limits(r);
     look_at_disk(r);
-    look_at_transports(r);
-    look_at_stores(r);
+    look_at_parts(r, TDM_SYSTEM_PART_TRANSPORT);
+    look_at_parts(r, TDM_SYSTEM_PART_STORE);
 }
 
 static int doctor_run(const cli_args *args)

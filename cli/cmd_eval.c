@@ -130,7 +130,7 @@ static class_row row_of(const evaluation *e, int64_t index)
 }
 
 /* In [0, 1]; -1 if `whole` is 0. */
-static double ratio(int64_t part, int64_t whole)
+static double count_ratio(int64_t part, int64_t whole)
 {
     return whole > 0 ? (double)part / (double)whole : -1.0;
 }
@@ -145,7 +145,8 @@ static int worst_first(const void *a, const void *b)
 {
     const class_row *x = a, *y = b;
     if ((x->samples == 0) != (y->samples == 0)) return x->samples == 0 ? 1 : -1;
-    int order = compare_numbers(ratio(x->correct, x->samples), ratio(y->correct, y->samples));
+    int order = compare_numbers(count_ratio(x->correct, x->samples),
+                                count_ratio(y->correct, y->samples));
     if (order == 0) order = compare_numbers((double)y->samples, (double)x->samples);
     return order ? order : compare_numbers((double)x->index, (double)y->index);
 }
@@ -208,8 +209,8 @@ static void add_class_table(const evaluation *e, bool all, tdm_str *out)
     for (int64_t i = 0; i < shown; i++) {
         cli_table_cell(&table, "%s", e->names[rows[i].index]);
         cli_table_cell(&table, "%s", tdm_text_count((uint64_t)rows[i].samples, text));
-        percent_cell(&table, ratio(rows[i].correct, rows[i].predicted));
-        percent_cell(&table, ratio(rows[i].correct, rows[i].samples));
+        percent_cell(&table, count_ratio(rows[i].correct, rows[i].predicted));
+        percent_cell(&table, count_ratio(rows[i].correct, rows[i].samples));
     }
     tdm_str_add_char(out, '\n');
     cli_table_print(&table, 0, out);
@@ -279,8 +280,8 @@ static void add_json_classes(const evaluation *e, tdm_json_writer *w)
         tdm_json_object_begin(w);
         tdm_json_put_string(w, "class", e->names[i]);
         tdm_json_put_int(w, "samples", row.samples);
-        put_ratio(w, "precision", ratio(row.correct, row.predicted));
-        put_ratio(w, "recall", ratio(row.correct, row.samples));
+        put_ratio(w, "precision", count_ratio(row.correct, row.predicted));
+        put_ratio(w, "recall", count_ratio(row.correct, row.samples));
         tdm_json_object_end(w);
     }
     tdm_json_array_end(w);
@@ -314,8 +315,8 @@ static void add_json(const evaluation *e, tdm_str *out)
 
 /* ---- running --------------------------------------------------------------------------------- */
 
-static int evaluate(const cli_args *args, const tdm_model *model, tdm_predictor *predictor,
-                    const tdm_dataset *set)
+static int eval_dataset(const cli_args *args, const tdm_model *model, tdm_predictor *predictor,
+                        const tdm_dataset *set)
 {
     evaluation e = {.model = model,
                     .data_path = tdm_dataset_info_of(set)->path,
@@ -332,7 +333,7 @@ static int evaluate(const cli_args *args, const tdm_model *model, tdm_predictor 
     if (e.metrics.bad_count > 0)
         cli_warn(
             "%s: the model output is NaN or infinity for %lld of %lld %s; they count as wrong, "
-            "are not part of the tables, and there is no loss; check for numbers that are much "
+            "are not part of the tables, and the loss is not defined; check for numbers that are much "
             "larger than in the training data",
             e.data_path, (long long)e.metrics.bad_count, (long long)e.metrics.target_count,
             tdm_model_takes_tokens(tdm_model_job(model)) ? "tokens" : "samples");
@@ -367,7 +368,7 @@ static int eval_run(const cli_args *args)
                                        &err);
     if (status == TDM_OK) status = load_data(args, model, &data, &err);
     if (status == TDM_OK) status = tdm_model_predictor(model, batch, &predictor, &err);
-    int code = status == TDM_OK ? evaluate(args, model, predictor, data.set) : cli_fail(&err);
+    int code = status == TDM_OK ? eval_dataset(args, model, predictor, data.set) : cli_fail(&err);
     tdm_predictor_destroy(predictor);
     release_data(&data);
     tdm_model_close(model);

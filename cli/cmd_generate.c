@@ -1,62 +1,23 @@
 /*
  * cmd_generate.c: `tandem generate`: generates text with a token model.
  *
- * The text is printed character by character. It is a function of the model, the prompt, the options
- * and the seed: the random number for the n-th token is the n-th of the seed's sequence.
+ * The text is printed character by character.
  */
 #include "model.h"
 
+#include <tandem/eval.h>
+
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { DEFAULT_TOKENS = 500, MAX_TOKENS = 1 << 30 };
 
 typedef struct generation {
     const tdm_checkpoint_content *content;
-    tdm_decoder *decoder;
-    tdm_choice_options options;
-    uint64_t seed;
-    int64_t token_count; /* to write */
-    const char *prompt;  /* NULL: none was given */
+    tdm_generate_options options;
     bool json;
-    int32_t *prompt_tokens;
-    int64_t prompt_count;
-    tdm_choice *scratch; /* [class_count] */
-    tdm_str text;        /* generated and not yet printed */
+    tdm_str text; /* generated and not yet printed */
 } generation;
-
-/* ---- the prompt ------------------------------------------------------------------------------ */
-
-/* The token before the text if there is no prompt: a line break, or the first token if the vocabulary
- * has none. It is not printed. */
-static int32_t first_token(const generation *g)
-{
-    for (int64_t i = 0; i < g->content->class_count; i++)
-        if (strcmp(g->content->class_names[i], "\n") == 0) return (int32_t)i;
-    return 0;
-}
-
-static tdm_status encode_prompt(generation *g, tdm_error *err)
-{
-    size_t length = g->prompt ? strlen(g->prompt) : 0;
-    g->prompt_tokens = calloc(length + 1, sizeof(*g->prompt_tokens));
-    if (!g->prompt_tokens) return tdm_fail(err, TDM_ERR_NO_MEMORY, "generate: out of memory");
-    if (length == 0) {
-        g->prompt_tokens[0] = first_token(g);
-        g->prompt_count = 1;
-        return TDM_OK;
-    }
-    tdm_vocabulary *vocabulary;
-    TDM_TRY(
-        tdm_vocabulary_create(g->content->class_names, g->content->class_count, &vocabulary, err));
-    tdm_status status = tdm_vocabulary_encode(vocabulary, "the prompt", g->prompt, length,
-                                              g->prompt_tokens, &g->prompt_count, err);
-    tdm_vocabulary_destroy(vocabulary);
-    return status;
-}
-
-/* ---- writing --------------------------------------------------------------------------------- */
 
 static tdm_status generation_flush(generation *g, tdm_error *err)
 {
@@ -69,28 +30,11 @@ static tdm_status generation_flush(generation *g, tdm_error *err)
     return TDM_OK;
 }
 
-static double draw_number(const generation *g, int64_t index)
+static tdm_status write_token(const char *text, void *user, tdm_error *err)
 {
-    tdm_rng rng = tdm_rng_at((tdm_rng_address){
-        .seed = g->seed, .stream = TDM_RNG_STREAM_GENERATE, .step = (uint64_t)index});
-    return (double)(tdm_rng_u64(&rng) >> 11) * 0x1p-53;
-}
-
-static tdm_status write_tokens(generation *g, tdm_error *err)
-{
-    /* Tokens beyond the class count of a larger vocabulary have no character. */
-    int64_t known = g->content->class_count;
-    int64_t T = tdm_decoder_context(g->decoder);
-    int64_t skipped = g->prompt_count > T ? g->prompt_count - T : 0;
-    const float *logits = tdm_decoder_read(g->decoder, g->prompt_tokens + skipped,
-                                           g->prompt_count - skipped);
-    for (int64_t i = 0; i < g->token_count; i++) {
-        int32_t token = tdm_choose_token(logits, known, &g->options, draw_number(g, i), g->scratch);
-        tdm_str_add(&g->text, g->content->class_names[token]);
-        TDM_TRY(generation_flush(g, err));
-        if (i + 1 < g->token_count) logits = tdm_decoder_read(g->decoder, &token, 1);
-    }
-    return TDM_OK;
+    generation *g = user;
+    tdm_str_add(&g->text, text);
+    return generation_flush(g, err);
 }
 
 static tdm_status write_json(generation *g, const char *path, tdm_error *err)
@@ -100,10 +44,10 @@ static tdm_status write_json(generation *g, const char *path, tdm_error *err)
     tdm_json_object_begin(&w);
     tdm_json_put_string(&w, "checkpoint", path);
     tdm_json_put_uint(&w, "step", g->content->position.step);
-    tdm_json_put_string(&w, "prompt", g->prompt ? g->prompt : "");
+    tdm_json_put_string(&w, "prompt", g->options.prompt ? g->options.prompt : "");
     tdm_json_put_string(&w, "text", tdm_str_text(&g->text));
-    tdm_json_put_int(&w, "tokens", g->token_count);
-    tdm_json_put_uint(&w, "seed", g->seed);
+    tdm_json_put_int(&w, "tokens", g->options.token_count);
+    tdm_json_put_uint(&w, "seed", g->options.seed);
     tdm_json_object_end(&w);
     tdm_str_clear(&g->text);
     tdm_str_addf(&g->text, "%s\n", tdm_str_text(&out));
@@ -117,12 +61,15 @@ static tdm_status write_json(generation *g, const char *path, tdm_error *err)
 static tdm_status generate_text(generation *g, tdm_model *model, tdm_error *err)
 {
     g->content = tdm_model_content(model);
-    TDM_TRY(tdm_model_decoder(model, &g->decoder, err));
-    TDM_TRY(encode_prompt(g, err));
-    g->scratch = calloc((size_t)g->content->class_count, sizeof(*g->scratch));
-    if (!g->scratch) return tdm_fail(err, TDM_ERR_NO_MEMORY, "generate: out of memory");
-    if (g->prompt && !g->json) tdm_str_add(&g->text, g->prompt);
-    TDM_TRY(write_tokens(g, err));
+    g->options.characters = g->content->class_names;
+    g->options.character_count = g->content->class_count;
+    tdm_decoder *decoder;
+    TDM_TRY(tdm_model_decoder(model, &decoder, err));
+    if (g->options.prompt && !g->json) tdm_str_add(&g->text, g->options.prompt);
+    tdm_status status = tdm_generate(decoder, &g->options, write_token, g, err);
+    tdm_decoder_destroy(decoder);
+    if (status != TDM_OK) return status;
+
     if (g->json) return write_json(g, tdm_model_path(model), err);
     tdm_str_add_char(&g->text, '\n');
     return generation_flush(g, err);
@@ -133,16 +80,17 @@ static tdm_status generate_text(generation *g, tdm_model *model, tdm_error *err)
 static int generate_run(const cli_args *args)
 {
     int64_t seed = 1;
-    generation g = {.options = {.temperature = 0.8, .top_p = 1.0},
-                    .token_count = DEFAULT_TOKENS,
-                    .prompt = cli_value(args, "prompt"),
+    generation g = {.options = {.choice = {.temperature = 0.8, .top_p = 1.0},
+                                .token_count = DEFAULT_TOKENS,
+                                .prompt = cli_value(args, "prompt")},
                     .json = cli_json(args)};
-    if (!cli_int(args, "tokens", 1, MAX_TOKENS, &g.token_count)) return CLI_USAGE;
-    if (!cli_int(args, "top-k", 1, 1 << 20, &g.options.top_k)) return CLI_USAGE;
+    tdm_choice_options *choice = &g.options.choice;
+    if (!cli_int(args, "tokens", 1, MAX_TOKENS, &g.options.token_count)) return CLI_USAGE;
+    if (!cli_int(args, "top-k", 1, 1 << 20, &choice->top_k)) return CLI_USAGE;
     if (!cli_int(args, "seed", 0, INT64_MAX, &seed)) return CLI_USAGE;
-    if (!cli_real(args, "temperature", 0, 1000, &g.options.temperature)) return CLI_USAGE;
-    if (!cli_real(args, "top-p", 1e-9, 1, &g.options.top_p)) return CLI_USAGE;
-    g.seed = (uint64_t)seed;
+    if (!cli_real(args, "temperature", 0, 1000, &choice->temperature)) return CLI_USAGE;
+    if (!cli_real(args, "top-p", 1e-9, 1, &choice->top_p)) return CLI_USAGE;
+    g.options.seed = (uint64_t)seed;
     int named = cli_check_model(args->arguments[0]);
     if (named != CLI_OK) return named;
     cli_show_warnings();
@@ -156,9 +104,6 @@ static int generate_run(const cli_args *args)
     else if (status != TDM_OK)
         code = cli_fail(&err);
     tdm_str_release(&g.text);
-    free(g.scratch);
-    free(g.prompt_tokens);
-    tdm_decoder_destroy(g.decoder);
     tdm_model_close(model);
     return code;
 }

@@ -87,12 +87,10 @@ static const char *key_path(size_t index, const void *user)
 static int run_keys(const cli_args *args, const char *prefix)
 {
     tdm_str out = TDM_STR_INIT;
-    if (cli_has(args, "markdown")) {
-        tdm_job_keys_markdown(&out);
-        return cli_print(&out);
-    }
-    size_t count = cli_json(args) ? tdm_job_keys_json(prefix, &out)
-                                  : tdm_job_keys_text(prefix, &out);
+    tdm_job_keys_format format = cli_has(args, "markdown") ? TDM_JOB_KEYS_MARKDOWN
+                                 : cli_json(args)          ? TDM_JOB_KEYS_JSON
+                                                           : TDM_JOB_KEYS_TEXT;
+    size_t count = tdm_job_keys(format, prefix, &out);
     if (count > 0) return cli_print(&out);
     tdm_str_release(&out);
     const char *near = tdm_text_nearest(prefix, tdm_job_key_count(), key_path, NULL);

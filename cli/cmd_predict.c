@@ -139,7 +139,7 @@ static tdm_status prediction_flush(prediction *p, tdm_error *err)
     return status;
 }
 
-/* Probabilities with a NaN have no ranking: there is no prediction. */
+/* Probabilities with a NaN have no ranking, and the sample has no prediction. */
 static void rank_none(prediction *p, int64_t sample)
 {
     for (int64_t k = 0; k < p->top; k++)
@@ -294,7 +294,7 @@ const cli_command cli_predict = {
         "The file is read like the training data of the job. The column of labels of a CSV file is "
         "optional: a file with as many columns as a sample has numbers has none. For a run, the "
         "newest valid checkpoint is used.\n\n"
-        "If the model output is NaN or infinity, there is no class: the cells are empty, in JSON "
+        "If the model output is NaN or infinity, no class is predicted: the cells are empty, in JSON "
         "null, and a warning contains the number of such samples.",
     .examples = examples,
     .min_arguments = 2,

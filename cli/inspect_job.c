@@ -34,22 +34,10 @@ typedef struct job_view {
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-static tdm_status plan_training(job_view *v, const tdm_model_options *model, tdm_error *err)
-{
-    tdm_model_options m = tdm_model_of_lane(model, v->own->lane_rows, v->own->batch);
-    TDM_TRY(tdm_model_build(&m, &v->graph, err));
-    m.threads = v->own->thread_count;
-    tdm_plan_options options = tdm_model_plan_options(&m);
-    return tdm_plan_create(v->graph, &options, &v->plan, err);
-}
-
 static tdm_status job_view_read(job_view *v, tdm_error *err)
 {
     const tdm_job *job = v->job;
     TDM_TRY(tdm_job_data_load(job, &v->data, err));
-    const tdm_dataset_info *info = tdm_dataset_info_of(v->data.train);
-    tdm_model_options model = {.job = job, .class_count = info->class_count};
-    TDM_TRY(tdm_job_sample_shape(job, v->data.train, &model.sample_shape, err));
     for (int way = 0; way < WAY_COUNT; way++) {
         tdm_job other = *job;
         other.memory.recompute = way;
@@ -57,7 +45,7 @@ static tdm_status job_view_read(job_view *v, tdm_error *err)
     }
     v->own = &v->ways[job->memory.recompute];
     v->budget_bytes = tdm_memory_budget(job);
-    return plan_training(v, &model, err);
+    return tdm_memory_plan(job, &v->data, v->own, &v->graph, &v->plan, err);
 }
 
 /* The recomputed FLOPs, in per cent of a step without recomputation. */

@@ -7,6 +7,7 @@
  * writer and back, and must come out the same, and canonical: written again, the same bytes. Bytes that
  * begin as zstd's do are a packed file; their content is also written packed.
  */
+#include "checkpoint/checkpoint.h"
 #include <tandem/checkpoint.h>
 #include <tandem/os.h>
 

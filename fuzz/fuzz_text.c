@@ -6,6 +6,7 @@
  * its tokens has a name, what follows a token in one place is what the next window begins with, and
  * the names put together are the text again.
  */
+#include "data/data.h"
 #include <stdlib.h>
 #include <string.h>
 #include <tandem/data.h>

@@ -7,6 +7,7 @@
  * Because the header is guarded by a check sum that no fuzzer guesses, it is put right first for
  * inputs that begin with the magic bytes; inputs are short, so the rest of the ring is zeros.
  */
+#include "trace/trace.h"
 #include "trace/trace_file.h"
 
 #include <stdio.h>

@@ -18,6 +18,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <time.h>
 
 #ifdef __cplusplus
@@ -40,12 +41,8 @@ extern "C" {
 /* The version of the linked library, which may differ from that of the header. */
 TDM_API const char *tdm_version(void);
 
-/*
- * The external library of a module and its linked version: "OpenSSL 3.0.17". This is the one of base;
- * job, tensor and data have similar functions. Returns `buffer`.
- */
+/* For the name and version of an external library, such as "OpenSSL 3.0.17". */
 #define TDM_LIBRARY_BYTES 64
-TDM_API const char *tdm_base_library(char buffer[TDM_LIBRARY_BYTES]);
 
 /* ---- status ---------------------------------------------------------------------------------- */
 
@@ -95,8 +92,6 @@ TDM_API tdm_status_group tdm_status_group_of(tdm_status status);
 TDM_API const char *tdm_status_name(tdm_status status);
 /* One sentence of description. Never NULL. */
 TDM_API const char *tdm_status_text(tdm_status status);
-/* The status at `index` of the table, or -1 past the end. For documentation and tests. */
-TDM_API int tdm_status_at(size_t index);
 
 typedef struct tdm_error {
     tdm_status status;
@@ -166,53 +161,16 @@ TDM_API void tdm_arena_reset(tdm_arena *arena);   /* frees the allocations, keep
 /* `align` is a power of two, 0 for 16. NULL when out of memory or on overflow. */
 TDM_API void *tdm_arena_alloc(tdm_arena *arena, size_t bytes, size_t align);
 /* count * size with an overflow check. */
-TDM_API void *tdm_arena_array(tdm_arena *arena, size_t count, size_t size);
-TDM_API char *tdm_arena_strdup(tdm_arena *arena, const char *text);
+static inline void *tdm_arena_array(tdm_arena *arena, size_t count, size_t size)
+{
+    return size != 0 && count > SIZE_MAX / size ? NULL : tdm_arena_alloc(arena, count * size, 0);
+}
 TDM_API char *tdm_arena_strndup(tdm_arena *arena, const char *text, size_t length);
+static inline char *tdm_arena_strdup(tdm_arena *arena, const char *text)
+{
+    return tdm_arena_strndup(arena, text, strlen(text));
+}
 TDM_API char *tdm_arena_printf(tdm_arena *arena, const char *fmt, ...) TDM_PRINTF(2, 3);
-TDM_API size_t tdm_arena_bytes(const tdm_arena *arena); /* allocated so far */
-
-/* ---- random numbers -------------------------------------------------------------------------- */
-
-/* The purpose of random numbers. The values affect results: never renumber them. */
-typedef enum tdm_rng_stream {
-    TDM_RNG_STREAM_INIT = 1,
-    TDM_RNG_STREAM_SHUFFLE = 2,
-    TDM_RNG_STREAM_SPLIT = 3,
-    TDM_RNG_STREAM_DROPOUT = 4,
-    TDM_RNG_STREAM_GENERATE = 5,
-    TDM_RNG_STREAM_USER = 1000
-} tdm_rng_stream;
-
-/*
- * The sequence at one address (seed, stream, sub-stream, step, sample). Cheap to make, held by
- * value. `step` and `sample` use their low 48 bits; a sequence has 2^34 words.
- */
-typedef struct tdm_rng {
-    uint32_t key[2];
-    uint32_t counter[4];
-    uint32_t block[4];
-    uint32_t used; /* words of `block` that were returned; 4: empty */
-} tdm_rng;
-
-typedef struct tdm_rng_address {
-    uint64_t seed;
-    uint32_t stream;     /* a tdm_rng_stream */
-    uint32_t sub_stream; /* which parameter, which layer, ... */
-    uint64_t step;
-    uint64_t sample;
-} tdm_rng_address;
-
-TDM_API tdm_rng tdm_rng_at(tdm_rng_address address);
-TDM_API uint64_t tdm_rng_u64(tdm_rng *rng);
-
-/* ---- mathematics ----------------------------------------------------------------------------- */
-
-/*
- * Functions whose bits depend only on their argument, not on the C library or the CPU: for everything
- * that affects a result. Within 1 unit in the last place. Subnormal numbers count as 0.
- */
-#define TDM_MATH_MAX_ANGLE 1e5 /* beyond it, sin and cos are NaN */
 
 /* ---- hashing --------------------------------------------------------------------------------- */
 
@@ -222,9 +180,8 @@ TDM_API tdm_status tdm_sha256_of(const void *bytes, size_t count, char hex[TDM_S
 
 /* ---- clock ----------------------------------------------------------------------------------- */
 
-TDM_API double tdm_clock_s(void);      /* monotonic */
-TDM_API uint64_t tdm_clock_ns(void);   /* monotonic */
-TDM_API double tdm_clock_unix_s(void); /* wall clock, for people only */
+TDM_API double tdm_clock_s(void);    /* monotonic */
+TDM_API uint64_t tdm_clock_ns(void); /* monotonic */
 
 #ifdef __cplusplus
 }

@@ -38,9 +38,6 @@ typedef struct tdm_safetensors tdm_safetensors;
  * a file that cannot be read: opening it gives the reason. */
 TDM_API bool tdm_safetensors_looks_like(const char *path);
 TDM_API tdm_status tdm_safetensors_open(const char *path, tdm_safetensors **out, tdm_error *err);
-/* Like open, from bytes, which are borrowed and must outlive the handle. */
-TDM_API tdm_status tdm_safetensors_parse(const void *bytes, size_t count, const char *name,
-                                         tdm_safetensors **out, tdm_error *err);
 TDM_API void tdm_safetensors_destroy(tdm_safetensors *file);
 TDM_API size_t tdm_safetensors_count(const tdm_safetensors *file);
 /* In order of name. */
@@ -56,9 +53,6 @@ TDM_API const char *tdm_safetensors_metadata(const tdm_safetensors *file, const 
 TDM_API tdm_status tdm_safetensors_write(const char *path, const tdm_named_tensor *tensors,
                                          size_t tensor_count, const tdm_named_text *metadata,
                                          size_t metadata_count, tdm_error *err);
-
-/* Whether this build supports compression, and its library ("zstd 1.5.4"). */
-TDM_API bool tdm_checkpoint_packs(char library[TDM_LIBRARY_BYTES]);
 
 /* ---- checkpoints ----------------------------------------------------------------------------- */
 
@@ -115,17 +109,11 @@ TDM_API tdm_status tdm_state_hash(const tdm_position *position, const tdm_named_
 
 /* ---- a directory of checkpoints -------------------------------------------------------------- */
 
-/*
- * The newest valid checkpoint; damaged ones are reported in the log and skipped. A checkpoint that cannot
- * be read for another reason (no permission, a failing disk, a newer version) is an error, because resuming
- * from an older one would lose work. A file that a running training prunes is ignored, and the directory is
- * listed again. TDM_ERR_NOT_FOUND if there is none.
- */
-TDM_API tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_path,
-                                         tdm_error *err);
 /* Reads the checkpoint file `path`; TDM_ERR_NOT_FOUND if it does not exist. */
 typedef tdm_status (*tdm_checkpoint_read_fn)(const char *path, void *user, tdm_error *err);
-/* Calls `read` with the newest valid checkpoint. If a running training prunes that file before `read` has
+/* Calls `read` with the newest valid checkpoint. Damaged ones are reported in the log and skipped. A checkpoint
+ * that cannot be read for another reason (no permission, a failing disk, a newer version) is an error, because
+ * resuming from an older one would lose work. TDM_ERR_NOT_FOUND if there is none. If a running training prunes that file before `read` has
  * opened it, calls `read` again with the newest one. */
 TDM_API tdm_status tdm_checkpoint_read_newest(const char *dir, tdm_arena *arena,
                                               tdm_checkpoint_read_fn read, void *user,
@@ -171,8 +159,6 @@ TDM_API void tdm_checkpoint_choose(tdm_checkpoint_entry *entries, size_t count,
  * The checkpoint of step `good` is always kept. */
 TDM_API tdm_status tdm_checkpoint_retain(const char *dir, const tdm_checkpoint_retention *rules,
                                          uint64_t good, tdm_error *err);
-/* Removes all except the `keep` newest (0: keeps all), and the leftovers of interrupted writes. */
-TDM_API tdm_status tdm_checkpoint_prune(const char *dir, int64_t keep, tdm_error *err);
 
 #ifdef __cplusplus
 }

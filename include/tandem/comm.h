@@ -126,14 +126,9 @@ typedef struct tdm_comm_info {
     int local_rank, local_size; /* among the ranks of this host */
 } tdm_comm_info;
 TDM_API void tdm_comm_info_get(const tdm_comm *comm, tdm_comm_info *out);
-/* The host of a rank, as in tdm_comm_info. */
-TDM_API int tdm_comm_host_of(const tdm_comm *comm, int rank);
 /* The node of a rank: ranks with the same number share the memory of tdm_comm_shared. A node is a
  * host if the transport uses shared memory within hosts; else every rank is its own node. */
 TDM_API int tdm_comm_node_of(const tdm_comm *comm, int rank);
-
-/* The deadline of calls that set none, in seconds. */
-TDM_API double tdm_comm_deadline_s(const tdm_comm *comm);
 
 /* The state of a rank. A death is detected in the background, even without traffic to the rank. */
 typedef enum tdm_peer_state {
@@ -168,7 +163,6 @@ TDM_API tdm_status tdm_group_create(tdm_comm *comm, const int *ranks, int count,
 TDM_API void tdm_group_destroy(tdm_group *group); /* local; no call may be pending */
 TDM_API int tdm_group_rank(const tdm_group *group);
 TDM_API int tdm_group_size(const tdm_group *group);
-TDM_API int tdm_group_world_rank(const tdm_group *group, int rank); /* of a member */
 
 /* ---- calls ------------------------------------------------------------------------------------ */
 
@@ -282,28 +276,93 @@ TDM_API bool tdm_request_test(tdm_request *request);
 TDM_API tdm_status tdm_request_wait(tdm_request *request, tdm_error *err);
 
 /* Shorthands for the common calls. If `in` is NULL or equal to `out`, the call works in place. */
-TDM_API tdm_status tdm_group_barrier(tdm_group *group, tdm_error *err);
-TDM_API tdm_status tdm_group_broadcast(tdm_group *group, void *data, size_t count, tdm_dtype dtype,
-                                       int root, tdm_error *err);
-TDM_API tdm_status tdm_group_all_reduce(tdm_group *group, const void *in, void *out, size_t count,
-                                        tdm_dtype dtype, tdm_reduce reduce, tdm_error *err);
-TDM_API tdm_status tdm_group_reduce(tdm_group *group, const void *in, void *out, size_t count,
-                                    tdm_dtype dtype, tdm_reduce reduce, int root, tdm_error *err);
-TDM_API tdm_status tdm_group_reduce_scatter(tdm_group *group, const void *in, void *out,
-                                            size_t count, tdm_dtype dtype, tdm_reduce reduce,
-                                            tdm_error *err);
-TDM_API tdm_status tdm_group_all_gather(tdm_group *group, const void *in, void *out, size_t count,
-                                        tdm_dtype dtype, tdm_error *err);
-TDM_API tdm_status tdm_group_gather(tdm_group *group, const void *in, void *out, size_t count,
-                                    tdm_dtype dtype, int root, tdm_error *err);
-TDM_API tdm_status tdm_group_scatter(tdm_group *group, const void *in, void *out, size_t count,
-                                     tdm_dtype dtype, int root, tdm_error *err);
-TDM_API tdm_status tdm_group_all_to_all(tdm_group *group, const void *in, void *out, size_t count,
-                                        tdm_dtype dtype, tdm_error *err);
-TDM_API tdm_status tdm_group_send(tdm_group *group, int to, uint32_t tag, const void *data,
-                                  size_t bytes, tdm_error *err);
-TDM_API tdm_status tdm_group_recv(tdm_group *group, int from, uint32_t tag, void *data,
-                                  size_t bytes, tdm_error *err);
+static inline tdm_call tdm_call_of(tdm_call_kind kind, const void *in, void *out, size_t count,
+                                   tdm_dtype dtype, int root)
+{
+    tdm_call call;
+    memset(&call, 0, sizeof(call));
+    call.kind = kind;
+    call.in = in;
+    call.out = out;
+    call.count = count;
+    call.dtype = dtype;
+    call.root = root;
+    return call;
+}
+static inline tdm_status tdm_group_barrier(tdm_group *group, tdm_error *err)
+{
+    tdm_call call = tdm_call_of(TDM_CALL_BARRIER, NULL, NULL, 0, TDM_DTYPE_NONE, 0);
+    return tdm_call_run(group, &call, err);
+}
+static inline tdm_status tdm_group_broadcast(tdm_group *group, void *data, size_t count,
+                                             tdm_dtype dtype, int root, tdm_error *err)
+{
+    tdm_call call = tdm_call_of(TDM_CALL_BROADCAST, NULL, data, count, dtype, root);
+    return tdm_call_run(group, &call, err);
+}
+static inline tdm_status tdm_group_all_gather(tdm_group *group, const void *in, void *out,
+                                              size_t count, tdm_dtype dtype, tdm_error *err)
+{
+    tdm_call call = tdm_call_of(TDM_CALL_ALL_GATHER, in, out, count, dtype, 0);
+    return tdm_call_run(group, &call, err);
+}
+static inline tdm_status tdm_group_all_to_all(tdm_group *group, const void *in, void *out,
+                                              size_t count, tdm_dtype dtype, tdm_error *err)
+{
+    tdm_call call = tdm_call_of(TDM_CALL_ALL_TO_ALL, in, out, count, dtype, 0);
+    return tdm_call_run(group, &call, err);
+}
+static inline tdm_status tdm_group_gather(tdm_group *group, const void *in, void *out, size_t count,
+                                          tdm_dtype dtype, int root, tdm_error *err)
+{
+    tdm_call call = tdm_call_of(TDM_CALL_GATHER, in, out, count, dtype, root);
+    return tdm_call_run(group, &call, err);
+}
+static inline tdm_status tdm_group_scatter(tdm_group *group, const void *in, void *out,
+                                           size_t count, tdm_dtype dtype, int root, tdm_error *err)
+{
+    tdm_call call = tdm_call_of(TDM_CALL_SCATTER, in, out, count, dtype, root);
+    return tdm_call_run(group, &call, err);
+}
+static inline tdm_status tdm_group_all_reduce(tdm_group *group, const void *in, void *out,
+                                              size_t count, tdm_dtype dtype, tdm_reduce reduce,
+                                              tdm_error *err)
+{
+    tdm_call call = tdm_call_of(TDM_CALL_ALL_REDUCE, in, out, count, dtype, 0);
+    call.reduce = reduce;
+    return tdm_call_run(group, &call, err);
+}
+static inline tdm_status tdm_group_reduce_scatter(tdm_group *group, const void *in, void *out,
+                                                  size_t count, tdm_dtype dtype, tdm_reduce reduce,
+                                                  tdm_error *err)
+{
+    tdm_call call = tdm_call_of(TDM_CALL_REDUCE_SCATTER, in, out, count, dtype, 0);
+    call.reduce = reduce;
+    return tdm_call_run(group, &call, err);
+}
+static inline tdm_status tdm_group_reduce(tdm_group *group, const void *in, void *out, size_t count,
+                                          tdm_dtype dtype, tdm_reduce reduce, int root,
+                                          tdm_error *err)
+{
+    tdm_call call = tdm_call_of(TDM_CALL_REDUCE, in, out, count, dtype, root);
+    call.reduce = reduce;
+    return tdm_call_run(group, &call, err);
+}
+/* Messages between two ranks: `tag` distinguishes messages of the same pair. */
+static inline tdm_status tdm_group_send(tdm_group *group, int to, uint32_t tag, const void *data,
+                                        size_t bytes, tdm_error *err)
+{
+    tdm_call call = tdm_call_of(TDM_CALL_SEND, data, NULL, bytes, TDM_DTYPE_U8, to);
+    call.tag = tag;
+    return tdm_call_run(group, &call, err);
+}
+static inline tdm_status tdm_group_recv(tdm_group *group, int from, uint32_t tag, void *data,
+                                        size_t bytes, tdm_error *err)
+{
+    tdm_call call = tdm_call_of(TDM_CALL_RECV, NULL, data, bytes, TDM_DTYPE_U8, from);
+    call.tag = tag;
+    return tdm_call_run(group, &call, err);
+}
 
 /* The algorithm that this call would use on this group: the requested one if it supports the call,
  * else the table's choice. The buffers are not accessed. */
@@ -337,18 +396,6 @@ TDM_API bool tdm_tune_path(char *out, size_t out_bytes);
 TDM_API tdm_status tdm_tune_write(const char *path, const tdm_tune_row *rows, int count,
                                   tdm_error *err);
 
-/* ---- built-in transports ---------------------------------------------------------------------- */
-
-/* Iterates over the transports: name, description, and whether the transport is usable here (else
- * `why` says what is missing). Returns false past the end. For `tandem doctor`. */
-typedef struct tdm_transport_info {
-    const char *name;
-    const char *about;
-    bool usable;
-    char why[160];
-    char library[TDM_LIBRARY_BYTES]; /* "UCX 1.13.1"; empty if it uses no library */
-} tdm_transport_info;
-TDM_API bool tdm_transport_at(size_t index, tdm_transport_info *out);
 
 #ifdef __cplusplus
 }

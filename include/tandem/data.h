@@ -58,9 +58,9 @@ typedef struct tdm_data_options {
      * are "0" ... "max". */
     const char *const *class_names;
     int64_t class_count;
-    /* CSV: how many numbers make a sample, where that is known (a model asks for so many). A file
-     * with just so many columns then has no column of labels, whatever `label` says; one with
-     * neither so many nor one more is an error. 0: not known. */
+    /* CSV: the number of features of a sample, if it is known (the model determines it). A file
+     * with exactly as many columns has no label column, whatever `label` says; a file with
+     * neither that number of columns nor one more is an error. 0: not known. */
     int64_t feature_count;
     int64_t context; /* text: tokens in a window; 0: TDM_DATA_DEFAULT_CONTEXT */
     int64_t stride;  /* text: tokens from one window to the next; 0: 1, so that they overlap */
@@ -77,13 +77,14 @@ typedef struct tdm_dataset_info {
     int64_t class_count;    /* 0: no labels; TOKENS: the size of the vocabulary */
     const char *const *class_names;
     const char *const *feature_names; /* NULL when the file names none */
-    tdm_dtype storage; /* F32 or U8, for tokens U8 or U16: how the features lie in memory */
+    tdm_dtype storage; /* F32 or U8, for tokens U8 or U16: the type of the features in memory */
     const char *path;  /* as given; borrowed names live as long as the data set */
 } tdm_dataset_info;
 
 TDM_API tdm_status tdm_dataset_load(const char *path, const tdm_data_options *options,
                                     tdm_dataset **out, tdm_error *err);
-/* The same from bytes in memory (which may be gzip); `name` stands for the file in messages. */
+/* The same from bytes in memory (which may be gzip); `name` is used as the file name in
+ * messages. */
 TDM_API tdm_status tdm_dataset_parse(const void *bytes, size_t count, const void *label_bytes,
                                      size_t label_count, const char *name,
                                      const tdm_data_options *options, tdm_dataset **out,
@@ -92,9 +93,9 @@ TDM_API void tdm_dataset_destroy(tdm_dataset *dataset);
 TDM_API const tdm_dataset_info *tdm_dataset_info_of(const tdm_dataset *dataset);
 
 /*
- * Splits off about `fraction` of the samples, chosen by `seed`: *out_test gets them, *out_rest the
- * others, both in file order. Of a text, *out_test gets the last `fraction` of the tokens, in
- * windows that do not overlap, and no window of *out_rest reaches into it. They share the memory of
+ * Splits off about `fraction` of the samples, selected by `seed`: out_test gets them, out_rest the
+ * others, both in file order. Of a text, out_test gets the last `fraction` of the tokens, in
+ * windows that do not overlap, and no window of out_rest overlaps it. Both share the memory of
  * `dataset`, which must outlive them.
  */
 TDM_API tdm_status tdm_dataset_split(const tdm_dataset *dataset, double fraction, uint64_t seed,
@@ -114,27 +115,9 @@ TDM_API void tdm_dataset_gather(const tdm_dataset *dataset, const int64_t *indic
 /* Per feature: the mean and the standard deviation (population), over all samples in order, summed
  * in double precision. Arrays of feature_count. For tables only. */
 TDM_API void tdm_dataset_moments(const tdm_dataset *dataset, double *mean, double *deviation);
-/* SHA-256 over shapes, class names, features and classes: what the samples are, not where they lie. */
+/* SHA-256 over shapes, class names, features and classes: the content of the samples, not their
+ * location. */
 TDM_API tdm_status tdm_dataset_hash(const tdm_dataset *dataset, char hex[TDM_SHA256_HEX]);
-
-/* ---- characters ------------------------------------------------------------------------------ */
-
-/*
- * A vocabulary of characters (UTF-8 code points): which token each of them is. Read-only once made;
- * any number of threads may use it.
- */
-typedef struct tdm_vocabulary tdm_vocabulary;
-
-/* From the class names of a text, in their order; each must be one character. */
-TDM_API tdm_status tdm_vocabulary_create(const char *const *characters, int64_t count,
-                                         tdm_vocabulary **out, tdm_error *err);
-TDM_API void tdm_vocabulary_destroy(tdm_vocabulary *vocabulary);
-/* The tokens of a text, into `out`, which has room for `length` of them; *out_count says how many
- * there are. Bytes that are no UTF-8 and characters outside are errors that begin with `name` and
- * say where. */
-TDM_API tdm_status tdm_vocabulary_encode(const tdm_vocabulary *vocabulary, const char *name,
-                                         const char *text, size_t length, int32_t *out,
-                                         int64_t *out_count, tdm_error *err);
 
 /* ---- order ----------------------------------------------------------------------------------- */
 
@@ -146,9 +129,6 @@ typedef struct tdm_sampler {
 
 /* The sample at `position` (< sample_count) of `epoch`: a bijection for each epoch. */
 TDM_API uint64_t tdm_sampler_at(const tdm_sampler *sampler, uint64_t epoch, uint64_t position);
-
-/* The library that unpacks gzip: "zlib 1.2.13". Returns `buffer`. */
-TDM_API const char *tdm_data_library(char buffer[TDM_LIBRARY_BYTES]);
 
 #ifdef __cplusplus
 }

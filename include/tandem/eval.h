@@ -47,6 +47,30 @@ typedef struct tdm_metrics {
 TDM_API tdm_metrics tdm_evaluate(tdm_predictor *predictor, const tdm_dataset *dataset,
                                  int64_t *confusion);
 
+/* ---- text generation -------------------------------------------------------------------------- */
+
+typedef struct tdm_generate_options {
+    const char *const *characters; /* the class names of the checkpoint: the text of each token */
+    int64_t character_count;
+    const char *prompt;        /* the beginning of the text; NULL or "": the start of a line */
+    int64_t token_count;       /* to generate */
+    tdm_choice_options choice; /* how each token is chosen */
+    uint64_t seed;             /* of the choices */
+} tdm_generate_options;
+
+/* Receives the text of one token after the other. An error ends the generation. */
+typedef tdm_status (*tdm_generate_fn)(const char *text, void *user, tdm_error *err);
+
+/*
+ * Generates text with a token model. The text is a function of the model and the options: the random
+ * number for the n-th token is the n-th of the seed's sequence. If the prompt is longer than the model's
+ * context, only its last part is used. TDM_ERR_FORMAT if the prompt has a character without a token.
+ */
+TDM_API tdm_status tdm_generate(tdm_decoder *decoder, const tdm_generate_options *options,
+                                tdm_generate_fn fn, void *user, tdm_error *err);
+
+/* ---- numbers ---------------------------------------------------------------------------------- */
+
 /* Whether all values are finite. */
 TDM_API bool tdm_all_finite(const float *values, int64_t count);
 /* The index of the largest value; the lowest index if several are equal. */

@@ -115,12 +115,30 @@ TDM_API tdm_value tdm_graph_add(tdm_graph *graph, tdm_value a, tdm_value b);
 TDM_API tdm_value tdm_graph_mul(tdm_graph *graph, tdm_value a, tdm_value b);
 TDM_API tdm_value tdm_graph_scale(tdm_graph *graph, tdm_value x, double factor);
 TDM_API tdm_value tdm_graph_activation(tdm_graph *graph, tdm_value x, tdm_activation activation);
-TDM_API tdm_value tdm_graph_relu(tdm_graph *graph, tdm_value x);
-TDM_API tdm_value tdm_graph_gelu(tdm_graph *graph, tdm_value x); /* with erf */
-TDM_API tdm_value tdm_graph_gelu_tanh(tdm_graph *graph, tdm_value x);
-TDM_API tdm_value tdm_graph_silu(tdm_graph *graph, tdm_value x);
-TDM_API tdm_value tdm_graph_tanh(tdm_graph *graph, tdm_value x);
-TDM_API tdm_value tdm_graph_sigmoid(tdm_graph *graph, tdm_value x);
+static inline tdm_value tdm_graph_relu(tdm_graph *graph, tdm_value x)
+{
+    return tdm_graph_activation(graph, x, TDM_ACTIVATION_RELU);
+}
+static inline tdm_value tdm_graph_gelu(tdm_graph *graph, tdm_value x)
+{
+    return tdm_graph_activation(graph, x, TDM_ACTIVATION_GELU);
+}
+static inline tdm_value tdm_graph_gelu_tanh(tdm_graph *graph, tdm_value x)
+{
+    return tdm_graph_activation(graph, x, TDM_ACTIVATION_GELU_TANH);
+}
+static inline tdm_value tdm_graph_silu(tdm_graph *graph, tdm_value x)
+{
+    return tdm_graph_activation(graph, x, TDM_ACTIVATION_SILU);
+}
+static inline tdm_value tdm_graph_tanh(tdm_graph *graph, tdm_value x)
+{
+    return tdm_graph_activation(graph, x, TDM_ACTIVATION_TANH);
+}
+static inline tdm_value tdm_graph_sigmoid(tdm_graph *graph, tdm_value x)
+{
+    return tdm_graph_activation(graph, x, TDM_ACTIVATION_SIGMOID);
+}
 /* Zeroes elements with probability p and scales the others by 1 / (1 - p). p in [0, 1). */
 TDM_API tdm_value tdm_graph_dropout(tdm_graph *graph, tdm_value x, double p);
 
@@ -199,11 +217,22 @@ typedef struct tdm_pool_options {
                                            * it */
 } tdm_pool_options;
 
-TDM_API tdm_value tdm_graph_max_pool(tdm_graph *graph, tdm_value x,
-                                     const tdm_pool_options *options);
-/* Padding does not count in the average. */
-TDM_API tdm_value tdm_graph_average_pool(tdm_graph *graph, tdm_value x,
-                                         const tdm_pool_options *options);
+typedef enum tdm_pool {
+    TDM_POOL_MAX = 0,
+    TDM_POOL_AVERAGE /* padding does not count */
+} tdm_pool;
+TDM_API tdm_value tdm_graph_pool(tdm_graph *graph, tdm_value x, tdm_pool kind,
+                                 const tdm_pool_options *options);
+static inline tdm_value tdm_graph_max_pool(tdm_graph *graph, tdm_value x,
+                                           const tdm_pool_options *options)
+{
+    return tdm_graph_pool(graph, x, TDM_POOL_MAX, options);
+}
+static inline tdm_value tdm_graph_average_pool(tdm_graph *graph, tdm_value x,
+                                               const tdm_pool_options *options)
+{
+    return tdm_graph_pool(graph, x, TDM_POOL_AVERAGE, options);
+}
 TDM_API tdm_value tdm_graph_global_pool(tdm_graph *graph, tdm_value x); /* [B, H, W, C] -> [B, C] */
 
 typedef struct tdm_attention_options {
@@ -218,14 +247,6 @@ typedef struct tdm_attention_options {
 TDM_API tdm_value tdm_graph_attention(tdm_graph *graph, tdm_value qkv,
                                       const tdm_attention_options *options);
 
-/*
- * The sum of x over all lanes of the batch, by the canonical tree (parallel.h); used by batch norm
- * over the whole batch. Its gradient is the sum over lanes of the gradient. In a plan it is a step
- * at which a run must pause (tdm_plan_lane_sum_at); a run that does not pause uses its own x as the
- * sum.
- */
-TDM_API tdm_value tdm_graph_lane_sum(tdm_graph *graph, tdm_value x);
-
 /* ---- losses: scalars -------------------------------------------------------------------------- */
 
 typedef struct tdm_cross_entropy_options {
@@ -237,20 +258,42 @@ typedef struct tdm_cross_entropy_options {
 
 /* The cross entropy of softmax(logits [..., V]) against classes (i32 [...], each in [0, V)): the
  * sum over the rows times `scale`. */
-TDM_API tdm_value tdm_graph_cross_entropy(tdm_graph *graph, tdm_value logits, tdm_value classes,
-                                          double scale);
 TDM_API tdm_value tdm_graph_cross_entropy_with(tdm_graph *graph, tdm_value logits,
                                                tdm_value classes,
                                                const tdm_cross_entropy_options *options);
-/* Sums over all elements, times scale. */
-TDM_API tdm_value tdm_graph_mse(tdm_graph *graph, tdm_value x, tdm_value target, double scale);
-TDM_API tdm_value tdm_graph_l1(tdm_graph *graph, tdm_value x, tdm_value target, double scale);
-TDM_API tdm_value tdm_graph_huber(tdm_graph *graph, tdm_value x, tdm_value target, double delta,
-                                  double scale);
-TDM_API tdm_value tdm_graph_bce_logits(tdm_graph *graph, tdm_value x, tdm_value target,
-                                       double scale);
-/* x: log-probabilities, target: probabilities. */
-TDM_API tdm_value tdm_graph_kl(tdm_graph *graph, tdm_value x, tdm_value target, double scale);
+static inline tdm_value tdm_graph_cross_entropy(tdm_graph *graph, tdm_value logits,
+                                                tdm_value classes, double scale)
+{
+    tdm_cross_entropy_options options = {scale, 0, false, 0};
+    return tdm_graph_cross_entropy_with(graph, logits, classes, &options);
+}
+
+/* The sum of a loss over all elements of x and target, times `scale`. `delta` (> 0) is used by
+ * TDM_LOSS_HUBER only. */
+TDM_API tdm_value tdm_graph_element_loss(tdm_graph *graph, tdm_element_loss kind, tdm_value x,
+                                         tdm_value target, double delta, double scale);
+static inline tdm_value tdm_graph_mse(tdm_graph *graph, tdm_value x, tdm_value target, double scale)
+{
+    return tdm_graph_element_loss(graph, TDM_LOSS_MSE, x, target, 0, scale);
+}
+static inline tdm_value tdm_graph_l1(tdm_graph *graph, tdm_value x, tdm_value target, double scale)
+{
+    return tdm_graph_element_loss(graph, TDM_LOSS_L1, x, target, 0, scale);
+}
+static inline tdm_value tdm_graph_huber(tdm_graph *graph, tdm_value x, tdm_value target,
+                                        double delta, double scale)
+{
+    return tdm_graph_element_loss(graph, TDM_LOSS_HUBER, x, target, delta, scale);
+}
+static inline tdm_value tdm_graph_bce_logits(tdm_graph *graph, tdm_value x, tdm_value target,
+                                             double scale)
+{
+    return tdm_graph_element_loss(graph, TDM_LOSS_BCE_LOGITS, x, target, 0, scale);
+}
+static inline tdm_value tdm_graph_kl(tdm_graph *graph, tdm_value x, tdm_value target, double scale)
+{
+    return tdm_graph_element_loss(graph, TDM_LOSS_KL, x, target, 0, scale);
+}
 /* scale * sum |w| for power 1, scale * sum w^2 for power 2; to be added to a loss. */
 TDM_API tdm_value tdm_graph_penalty(tdm_graph *graph, tdm_value w, int power, double scale);
 
@@ -332,15 +375,30 @@ typedef struct tdm_param_info {
 
 TDM_API size_t tdm_graph_param_count(const tdm_graph *graph);
 TDM_API const tdm_param_info *tdm_graph_param_at(const tdm_graph *graph, size_t index);
-/* The value that tdm_graph_param, ..._statistic or ..._buffer returned for it. */
-TDM_API tdm_value tdm_graph_param_value(const tdm_graph *graph, size_t index);
-/* Elements of the block: of the trained part (including gaps), of that and the statistics, which is
- * also the size of a block of gradients, and of all of it. */
-TDM_API size_t tdm_graph_trained_extent(const tdm_graph *graph);
-TDM_API size_t tdm_graph_grad_extent(const tdm_graph *graph);
-TDM_API size_t tdm_graph_param_extent(const tdm_graph *graph);
-/* The number of trained parameters, without gaps. */
-TDM_API uint64_t tdm_graph_trained_elements(const tdm_graph *graph);
+/* Elements of the block of parameters. */
+typedef struct tdm_graph_extents {
+    size_t trained;            /* of the trained part, including gaps */
+    size_t grads;              /* of that and the statistics: the size of a block of gradients */
+    size_t params;             /* of all of it */
+    uint64_t trained_elements; /* the number of trained parameters, without gaps */
+} tdm_graph_extents;
+TDM_API tdm_graph_extents tdm_graph_extents_of(const tdm_graph *graph);
+static inline size_t tdm_graph_trained_extent(const tdm_graph *graph)
+{
+    return tdm_graph_extents_of(graph).trained;
+}
+static inline size_t tdm_graph_grad_extent(const tdm_graph *graph)
+{
+    return tdm_graph_extents_of(graph).grads;
+}
+static inline size_t tdm_graph_param_extent(const tdm_graph *graph)
+{
+    return tdm_graph_extents_of(graph).params;
+}
+static inline uint64_t tdm_graph_trained_elements(const tdm_graph *graph)
+{
+    return tdm_graph_extents_of(graph).trained_elements;
+}
 
 typedef struct tdm_node_info {
     const char *op;   /* "matmul" */

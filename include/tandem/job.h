@@ -502,7 +502,7 @@ struct tdm_job_key {
     size_t struct_bytes; /* mappings: the size of the struct */
     tdm_job_key_form form;
     const char *word;        /* an int that may also be this word: "auto", "all", "never" */
-    int64_t word_value;      /* the number that the word stands for */
+    int64_t word_value;      /* the value of the word */
     const char *not_list;    /* advice in the message about an unexpected list */
     const char *choices;     /* "relu | gelu | tanh" */
     const char *excludes;    /* a key that cannot be given together with this one */
@@ -513,16 +513,14 @@ struct tdm_job_key {
 
 TDM_API size_t tdm_job_key_count(void);
 TDM_API const tdm_job_key *tdm_job_key_at(size_t index);
-/* The reference of all keys that begin with `prefix` ("" for all), as plain text. Returns their
- * number. */
-TDM_API size_t tdm_job_keys_text(const char *prefix, tdm_str *out);
-/* The reference of all keys as Markdown: docs/job-file.md. */
-TDM_API void tdm_job_keys_markdown(tdm_str *out);
-/* Like tdm_job_keys_text, as a JSON array. */
-TDM_API size_t tdm_job_keys_json(const char *prefix, tdm_str *out);
-
-/* The YAML library and its version: "libyaml 0.2.5". Returns `buffer`. */
-TDM_API const char *tdm_job_library(char buffer[TDM_LIBRARY_BYTES]);
+/* How tdm_job_keys prints the table. */
+typedef enum tdm_job_keys_format {
+    TDM_JOB_KEYS_TEXT = 0,
+    TDM_JOB_KEYS_JSON,    /* an array */
+    TDM_JOB_KEYS_MARKDOWN /* docs/job-file.md: all keys, whatever the prefix */
+} tdm_job_keys_format;
+/* The reference of all keys that begin with `prefix` ("" for all). Returns their number. */
+TDM_API size_t tdm_job_keys(tdm_job_keys_format format, const char *prefix, tdm_str *out);
 
 #ifdef __cplusplus
 }

@@ -62,16 +62,6 @@ typedef struct tdm_kv_item {
 TDM_API tdm_status tdm_kv_get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
                               tdm_error *err);
 
-/* The store implementations of this build, for `tandem doctor`. False past the end. */
-typedef struct tdm_kv_info {
-    const char *name;
-    const char *about;
-    bool usable;
-    char why[160];
-    char library[TDM_LIBRARY_BYTES];
-} tdm_kv_info;
-TDM_API bool tdm_kv_at(size_t index, tdm_kv_info *out);
-
 #ifdef __cplusplus
 }
 #endif

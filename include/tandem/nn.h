@@ -54,13 +54,6 @@ TDM_API bool tdm_model_takes_tokens(const tdm_job *job);
 TDM_API tdm_status tdm_model_build(const tdm_model_options *options, tdm_graph **out,
                                    tdm_error *err);
 
-/* The model as trained by a lane of `rows` rows of a batch: its loss is its share of the batch's
- * mean. With parallel.sync_batchnorm it may have sums over lanes (tdm_plan_lane_sum_at). */
-TDM_API tdm_model_options tdm_model_of_lane(const tdm_model_options *model, int64_t rows,
-                                            int64_t batch);
-/* The plan options of a job: kernels and number of threads. */
-TDM_API tdm_plan_options tdm_model_plan_options(const tdm_model_options *options);
-
 /* Fills the block of parameters (tdm_graph_param_extent floats) with its initial values, a function
  * of the seed and the model only. */
 TDM_API void tdm_model_init(const tdm_graph *graph, uint64_t seed, float *params);
@@ -79,10 +72,6 @@ TDM_API tdm_tensor tdm_model_param(const tdm_graph *graph, const char *name, flo
 typedef struct tdm_decoder tdm_decoder;
 
 TDM_API void tdm_decoder_destroy(tdm_decoder *decoder);
-TDM_API int64_t tdm_decoder_context(const tdm_decoder *decoder);
-/* Reads `count` (at least 1) tokens, each in [0, V). Returns the logits [V] of the next token,
- * valid until the next call. Allocates nothing. */
-TDM_API const float *tdm_decoder_read(tdm_decoder *decoder, const int32_t *tokens, int64_t count);
 
 /* How the next token is chosen. */
 typedef struct tdm_choice_options {
@@ -91,20 +80,6 @@ typedef struct tdm_choice_options {
     double top_p;       /* only the most probable tokens whose probabilities sum to this; 0 or 1:
                          * all */
 } tdm_choice_options;
-
-typedef struct tdm_choice {
-    int32_t token;
-    double weight;
-} tdm_choice;
-
-/*
- * Selects a token from its logits [count] and a number `draw`, uniform in [0, 1). Equal logits are
- * ordered by token. `scratch` has room for `count`. If non-finite logits leave no valid
- * probabilities, the most probable token is selected.
- */
-TDM_API int32_t tdm_choose_token(const float *logits, int64_t count,
-                                 const tdm_choice_options *options, double draw,
-                                 tdm_choice *scratch);
 
 #ifdef __cplusplus
 }

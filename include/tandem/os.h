@@ -95,7 +95,6 @@ typedef struct tdm_memory_info {
     uint64_t huge_pages_reserved; /* hugetlbfs */
     char transparent_huge[16];    /* "always", "madvise", "never" or "" */
 } tdm_memory_info;
-TDM_API void tdm_os_memory_info(tdm_memory_info *out);
 
 /* ---- CPUs ------------------------------------------------------------------------------------ */
 
@@ -107,7 +106,6 @@ typedef struct tdm_cpu_info {
     int online_count;      /* CPUs of the machine */
     int usable_count;      /* CPUs that this process may use, by affinity and cgroups */
 } tdm_cpu_info;
-TDM_API void tdm_os_cpu_info(tdm_cpu_info *out);
 
 /* Cores, hardware threads and NUMA nodes that this process may use. Without hwloc, every hardware thread
  * counts as a core, and all memory as one node. */
@@ -117,7 +115,6 @@ typedef struct tdm_topology_info {
     int memory_node_count;
     char library[TDM_LIBRARY_BYTES]; /* "hwloc 2.9.0"; empty: not in this build */
 } tdm_topology_info;
-TDM_API void tdm_os_topology_info(tdm_topology_info *out);
 
 #ifdef __cplusplus
 }

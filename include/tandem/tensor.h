@@ -41,11 +41,32 @@ typedef struct tdm_shape {
     int64_t dim[TDM_MAX_DIMS];
 } tdm_shape;
 
-TDM_API tdm_shape tdm_shape_0(void);
-TDM_API tdm_shape tdm_shape_1(int64_t a);
-TDM_API tdm_shape tdm_shape_2(int64_t a, int64_t b);
-TDM_API tdm_shape tdm_shape_3(int64_t a, int64_t b, int64_t c);
-TDM_API tdm_shape tdm_shape_4(int64_t a, int64_t b, int64_t c, int64_t d);
+/* Shapes of 0 (a scalar) to 4 dimensions. */
+static inline tdm_shape tdm_shape_4(int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    tdm_shape shape = {4, {a, b, c, d}};
+    return shape;
+}
+static inline tdm_shape tdm_shape_3(int64_t a, int64_t b, int64_t c)
+{
+    tdm_shape shape = {3, {a, b, c}};
+    return shape;
+}
+static inline tdm_shape tdm_shape_2(int64_t a, int64_t b)
+{
+    tdm_shape shape = {2, {a, b}};
+    return shape;
+}
+static inline tdm_shape tdm_shape_1(int64_t a)
+{
+    tdm_shape shape = {1, {a}};
+    return shape;
+}
+static inline tdm_shape tdm_shape_0(void)
+{
+    tdm_shape shape = {0, {0}};
+    return shape;
+}
 TDM_API bool tdm_shape_equal(const tdm_shape *a, const tdm_shape *b);
 /* The number of elements; -1 if a dimension is negative or the product overflows. */
 TDM_API int64_t tdm_shape_elements(const tdm_shape *shape);
@@ -58,7 +79,10 @@ typedef struct tdm_tensor {
     void *data;
 } tdm_tensor;
 
-TDM_API int64_t tdm_tensor_elements(const tdm_tensor *tensor);
+static inline int64_t tdm_tensor_elements(const tdm_tensor *tensor)
+{
+    return tdm_shape_elements(&tensor->shape);
+}
 TDM_API size_t tdm_tensor_bytes(const tdm_tensor *tensor); /* 0 if the shape is invalid */
 
 /*
@@ -77,6 +101,15 @@ typedef enum tdm_activation {
     TDM_ACTIVATION_TANH,
     TDM_ACTIVATION_SIGMOID
 } tdm_activation;
+
+/* Losses that are a sum over the elements of a value x and its target. */
+typedef enum tdm_element_loss {
+    TDM_LOSS_MSE = 0, /* (x - target)^2 */
+    TDM_LOSS_L1,
+    TDM_LOSS_HUBER, /* quadratic below delta, linear above */
+    TDM_LOSS_BCE_LOGITS,
+    TDM_LOSS_KL /* x: log-probabilities, target: probabilities */
+} tdm_element_loss;
 
 /*
  * The position of a step in a run. Random numbers inside a step (dropout) are a function of this
@@ -97,19 +130,6 @@ typedef struct tdm_step_key {
  * version count as version 0.
  */
 enum { TDM_NUMERICS_VERSION = 1, TDM_NUMERICS_BYTES = 96 };
-/* Everything besides job and data that affects bits, as stored in checkpoints: "portable 1"; with
- * vendor kernels also the level and the library: "vendor 1, x86-64-v3, oneDNN 2.6.3". Returns
- * `buffer`. */
-TDM_API const char *tdm_numerics_text(bool is_vendor, char buffer[TDM_NUMERICS_BYTES]);
-
-/* The vendor's kernel library: "oneDNN 2.6.3". Returns `buffer`; NULL: built without one. */
-TDM_API const char *tdm_tensor_library(char buffer[TDM_LIBRARY_BYTES]);
-
-/* The level of x86-64 (2, 3, 4) whose instructions the kernels use, 0 on other CPUs, and its name:
- * "x86-64-v3", "armv8-a". The environment variable TANDEM_ISA lowers it. */
-TDM_API int tdm_tensor_level(void);
-TDM_API const char *tdm_tensor_level_name(int level);
-
 #ifdef __cplusplus
 }
 #endif

@@ -11,6 +11,8 @@
 
 #include <tandem/base.h>
 
+#include <string.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -31,13 +33,28 @@ typedef struct tdm_str {
 TDM_API void tdm_str_release(tdm_str *str);
 TDM_API void tdm_str_wipe(tdm_str *str);  /* overwrites the text, then releases it: for secrets */
 TDM_API void tdm_str_clear(tdm_str *str); /* length 0, memory kept */
-TDM_API void tdm_str_add(tdm_str *str, const char *text);
 TDM_API void tdm_str_add_bytes(tdm_str *str, const void *bytes, size_t count);
-TDM_API void tdm_str_add_char(tdm_str *str, char c);
+static inline void tdm_str_add(tdm_str *str, const char *text)
+{
+    tdm_str_add_bytes(str, text, strlen(text));
+}
+static inline void tdm_str_add_char(tdm_str *str, char c)
+{
+    tdm_str_add_bytes(str, &c, 1);
+}
 TDM_API void tdm_str_addf(tdm_str *str, const char *fmt, ...) TDM_PRINTF(2, 3);
 TDM_API void tdm_str_addv(tdm_str *str, const char *fmt, va_list args);
-TDM_API const char *tdm_str_text(const tdm_str *str); /* "" if empty, never NULL */
-TDM_API bool tdm_str_ok(const tdm_str *str);
+
+/* The text; "" if it is empty, never NULL. */
+static inline const char *tdm_str_text(const tdm_str *str)
+{
+    return str->data ? str->data : "";
+}
+/* False if memory ran out on the way: the text is not complete. */
+static inline bool tdm_str_ok(const tdm_str *str)
+{
+    return !str->failed;
+}
 
 /* "1.5 GB", "312 KB": decimal units. "1,234,567". "2 min 03 s". Each returns `buffer`. */
 TDM_API const char *tdm_text_bytes(uint64_t bytes, char buffer[32]);
@@ -72,7 +89,11 @@ typedef struct tdm_json_writer {
 } tdm_json_writer;
 
 /* `indent` 0 for one line. The text is appended to `out`. */
-TDM_API tdm_json_writer tdm_json_writer_init(tdm_str *out, int indent);
+static inline tdm_json_writer tdm_json_writer_init(tdm_str *out, int indent)
+{
+    tdm_json_writer w = {out, false, false, indent, 0};
+    return w;
+}
 TDM_API void tdm_json_object_begin(tdm_json_writer *w);
 TDM_API void tdm_json_object_end(tdm_json_writer *w);
 TDM_API void tdm_json_array_begin(tdm_json_writer *w);
@@ -83,12 +104,33 @@ TDM_API void tdm_json_int(tdm_json_writer *w, int64_t value);
 TDM_API void tdm_json_uint(tdm_json_writer *w, uint64_t value);
 TDM_API void tdm_json_double(tdm_json_writer *w, double value); /* NaN and infinity write null */
 TDM_API void tdm_json_bool(tdm_json_writer *w, bool value);
-/* key and value in one call */
-TDM_API void tdm_json_put_string(tdm_json_writer *w, const char *key, const char *value);
-TDM_API void tdm_json_put_int(tdm_json_writer *w, const char *key, int64_t value);
-TDM_API void tdm_json_put_uint(tdm_json_writer *w, const char *key, uint64_t value);
-TDM_API void tdm_json_put_double(tdm_json_writer *w, const char *key, double value);
-TDM_API void tdm_json_put_bool(tdm_json_writer *w, const char *key, bool value);
+
+/* A key and its value in one call. */
+static inline void tdm_json_put_string(tdm_json_writer *w, const char *key, const char *value)
+{
+    tdm_json_key(w, key);
+    tdm_json_string(w, value);
+}
+static inline void tdm_json_put_int(tdm_json_writer *w, const char *key, int64_t value)
+{
+    tdm_json_key(w, key);
+    tdm_json_int(w, value);
+}
+static inline void tdm_json_put_uint(tdm_json_writer *w, const char *key, uint64_t value)
+{
+    tdm_json_key(w, key);
+    tdm_json_uint(w, value);
+}
+static inline void tdm_json_put_double(tdm_json_writer *w, const char *key, double value)
+{
+    tdm_json_key(w, key);
+    tdm_json_double(w, value);
+}
+static inline void tdm_json_put_bool(tdm_json_writer *w, const char *key, bool value)
+{
+    tdm_json_key(w, key);
+    tdm_json_bool(w, value);
+}
 
 /* ---- JSON in --------------------------------------------------------------------------------- */
 

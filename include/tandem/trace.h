@@ -35,7 +35,6 @@ typedef enum tdm_trace_kind {
     TDM_TRACE_BROKEN,   /* the group is broken; status */
     TDM_TRACE_MARK      /* set by the program: tdm_comm_mark */
 } tdm_trace_kind;
-TDM_API const char *tdm_trace_kind_name(tdm_trace_kind kind);
 
 /* 64 bytes in the file. */
 typedef struct tdm_trace_event {
@@ -82,28 +81,17 @@ typedef struct tdm_trace tdm_trace;
  * world than the newest file, is skipped with a warning in the log. */
 TDM_API tdm_status tdm_trace_open(const char *dir, tdm_trace **out, tdm_error *err);
 TDM_API void tdm_trace_close(tdm_trace *trace);
-TDM_API size_t tdm_trace_rank_count(const tdm_trace *trace);
-TDM_API const tdm_trace_rank *tdm_trace_rank_at(const tdm_trace *trace,
-                                                size_t index); /* ordered by rank */
-/* The time relative to which ages are printed, in ns of the wall clock: now if one of the ranks
- * runs on this machine, else the time of the newest event. */
-TDM_API int64_t tdm_trace_reference_ns(const tdm_trace *trace);
 
-/* The state of a rank according to its last events. */
-enum { TDM_MAX_TRACE_WAITS = 64 };
-typedef struct tdm_trace_stand {
-    bool in_call;
-    tdm_trace_event call; /* if in_call: the BEGIN of its oldest unfinished call */
-    tdm_trace_event last; /* its newest event; kind NONE if it has none */
-    int wait_count;       /* ranks that the call waits for, and since when, by the rank's clock */
-    int waits_for[TDM_MAX_TRACE_WAITS];
-    uint64_t since_ns[TDM_MAX_TRACE_WAITS];
-} tdm_trace_stand;
-TDM_API void tdm_trace_stand_of(const tdm_trace *trace, size_t index, tdm_trace_stand *out);
-/* Describes which ranks wait for which, and which rank is the cause, as text. */
-TDM_API void tdm_trace_summary(const tdm_trace *trace, tdm_str *out);
-/* One line of text: "began all_reduce #17 of world: f32, 4.00 MB". */
-TDM_API void tdm_trace_event_text(const tdm_trace_event *event, tdm_str *out);
+typedef struct tdm_trace_show_options {
+    int rank;    /* -1: all ranks */
+    size_t last; /* events of each rank */
+    bool json;   /* else text */
+} tdm_trace_show_options;
+/* Prints the ranks with their last events, and a summary: which ranks wait for which, and which rank is the
+ * cause. Ages are relative to the current time if a rank runs on this machine, else to the newest event.
+ * TDM_ERR_NOT_FOUND if the trace does not contain the rank. */
+TDM_API tdm_status tdm_trace_show(const tdm_trace *trace, const tdm_trace_show_options *options,
+                                  tdm_str *out, tdm_error *err);
 /* The trace as Chrome's trace event JSON: one process for each rank, calls and waits as bars,
  * messages as arrows. */
 TDM_API void tdm_trace_chrome(const tdm_trace *trace, tdm_str *out);

@@ -92,10 +92,6 @@ typedef struct tdm_job_data {
 
 TDM_API tdm_status tdm_job_data_load(const tdm_job *job, tdm_job_data *out, tdm_error *err);
 TDM_API void tdm_job_data_release(tdm_job_data *data);
-/* The shape of a sample: data.shape if the job sets it (its element count must match the data set's samples),
- * else the shape in the data set. */
-TDM_API tdm_status tdm_job_sample_shape(const tdm_job *job, const tdm_dataset *dataset,
-                                        tdm_shape *out, tdm_error *err);
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -154,6 +150,10 @@ typedef struct tdm_memory_estimate {
 TDM_API tdm_status tdm_memory_estimate_of(const tdm_job *job, const tdm_job_data *data,
                                           const tdm_memory_world *world, tdm_memory_estimate *out,
                                           tdm_error *err);
+/* The graph and the plan of the largest lane, for which the estimate was made. */
+TDM_API tdm_status tdm_memory_plan(const tdm_job *job, const tdm_job_data *data,
+                                   const tdm_memory_estimate *estimate, tdm_graph **out_graph,
+                                   tdm_plan **out_plan, tdm_error *err);
 /* The memory the job may use: memory.limit, or 95 % of what is available on the machine and in the process's
  * control group, whichever is less. UINT64_MAX: unknown, treated as no limit. */
 TDM_API uint64_t tdm_memory_budget(const tdm_job *job);

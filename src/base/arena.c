@@ -53,7 +53,7 @@ void tdm_arena_destroy(tdm_arena *arena)
 }
 
 /* Cuts a piece from `c`, or returns NULL when it does not fit. */
-static void *cut(chunk *c, size_t bytes, size_t align)
+static void *chunk_cut(chunk *c, size_t bytes, size_t align)
 {
     uintptr_t base = (uintptr_t)c->bytes;
     uintptr_t start = tdm_align_up(base + c->used, align);
@@ -68,7 +68,7 @@ void *tdm_arena_alloc(tdm_arena *arena, size_t bytes, size_t align)
     if (align == 0) align = DEFAULT_ALIGN;
     if (bytes == 0) bytes = 1;
     if (bytes > SIZE_MAX / 2 || align > SIZE_MAX / 4) return NULL;
-    void *piece = arena->newest ? cut(arena->newest, bytes, align) : NULL;
+    void *piece = arena->newest ? chunk_cut(arena->newest, bytes, align) : NULL;
     if (!piece) {
         size_t capacity = bytes + align;
         if (capacity < CHUNK_BYTES) capacity = CHUNK_BYTES;
@@ -77,16 +77,10 @@ void *tdm_arena_alloc(tdm_arena *arena, size_t bytes, size_t align)
         fresh->capacity = capacity;
         fresh->older = arena->newest;
         arena->newest = fresh;
-        piece = cut(fresh, bytes, align);
+        piece = chunk_cut(fresh, bytes, align);
     }
     arena->handed_out += bytes;
     return piece;
-}
-
-void *tdm_arena_array(tdm_arena *arena, size_t count, size_t size)
-{
-    if (size != 0 && count > SIZE_MAX / size) return NULL;
-    return tdm_arena_alloc(arena, count * size, 0);
 }
 
 char *tdm_arena_strndup(tdm_arena *arena, const char *text, size_t length)
@@ -95,11 +89,6 @@ char *tdm_arena_strndup(tdm_arena *arena, const char *text, size_t length)
     char *copy = tdm_arena_alloc(arena, length + 1, 1);
     if (copy && length > 0) memcpy(copy, text, length);
     return copy;
-}
-
-char *tdm_arena_strdup(tdm_arena *arena, const char *text)
-{
-    return tdm_arena_strndup(arena, text, strlen(text));
 }
 
 char *tdm_arena_printf(tdm_arena *arena, const char *fmt, ...)

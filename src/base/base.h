@@ -10,6 +10,10 @@
 #include <tandem/base.h>
 #include <tandem/text.h>
 
+/* The library for hashes and its linked version: "OpenSSL 3.0.17". Returns `buffer`. Modules job, tensor, data
+ * and checkpoint have similar functions. */
+const char *tdm_base_library(char buffer[TDM_LIBRARY_BYTES]);
+
 /* ---- status ---------------------------------------------------------------------------------- */
 
 /* Fails with TDM_ERR_NO_MEMORY and the message "out of memory WHAT", where WHAT is the formatted rest, such as
@@ -17,12 +21,47 @@
 tdm_status tdm_fail_oom(tdm_error *err, const char *fmt, ...) TDM_PRINTF(2, 3);
 /* tdm_fail with an argument list. */
 tdm_status tdm_vfail(tdm_error *err, tdm_status status, const char *fmt, va_list args);
+/* The status at `index` of the table, or -1 past the end. For documentation and tests. */
+int tdm_status_at(size_t index);
+size_t tdm_arena_bytes(const tdm_arena *arena); /* allocated so far */
 
 /* ---- random numbers -------------------------------------------------------------------------- */
 
+/* The purpose of random numbers. The values affect results: never renumber them. */
+typedef enum tdm_rng_stream {
+    TDM_RNG_STREAM_INIT = 1,
+    TDM_RNG_STREAM_SHUFFLE = 2,
+    TDM_RNG_STREAM_SPLIT = 3,
+    TDM_RNG_STREAM_DROPOUT = 4,
+    TDM_RNG_STREAM_GENERATE = 5,
+    TDM_RNG_STREAM_USER = 1000
+} tdm_rng_stream;
+
+/*
+ * The sequence at one address (seed, stream, sub-stream, step, sample). Cheap to make, held by
+ * value. `step` and `sample` use their low 48 bits; a sequence has 2^34 words.
+ */
+typedef struct tdm_rng {
+    uint32_t key[2];
+    uint32_t counter[4];
+    uint32_t block[4];
+    uint32_t used; /* words of `block` that were returned; 4: empty */
+} tdm_rng;
+
+typedef struct tdm_rng_address {
+    uint64_t seed;
+    uint32_t stream;     /* a tdm_rng_stream */
+    uint32_t sub_stream; /* which parameter, which layer, ... */
+    uint64_t step;
+    uint64_t sample;
+} tdm_rng_address;
+
+tdm_rng tdm_rng_at(tdm_rng_address address);
+uint64_t tdm_rng_u64(tdm_rng *rng);
+
 /*
  * Philox 4x32-10 (Salmon et al., 2011): a pure function of a 128-bit counter and a 64-bit key.
- * There is no hidden state, so a value depends only on its address, never on the order of calls.
+ * The generator has no hidden state: a value depends only on its address, never on the order of calls.
  */
 void tdm_philox_4x32_10(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 
@@ -37,6 +76,12 @@ uint64_t tdm_rng_below(tdm_rng *rng, uint64_t bound);
 double tdm_rng_normal(tdm_rng *rng);
 
 /* ---- mathematics ----------------------------------------------------------------------------- */
+
+/*
+ * Functions whose bits depend only on their argument, not on the C library or the CPU: for everything
+ * that affects a result. Within 1 unit in the last place. Subnormal numbers count as 0.
+ */
+#define TDM_MATH_MAX_ANGLE 1e5 /* beyond it, sin and cos are NaN */
 
 double tdm_math_exp(double x);
 double tdm_math_log(double x);
@@ -117,6 +162,7 @@ bool tdm_base64_decode(const char *text, size_t length, void *out, size_t *out_c
 
 /* ---- clock ----------------------------------------------------------------------------------- */
 
+double tdm_clock_unix_s(void); /* wall clock, for people only */
 /* Sleeps, until a signal arrives at the latest. Zero and less: not at all. */
 void tdm_clock_sleep(double seconds);
 struct timespec tdm_clock_timespec(double seconds);

@@ -38,7 +38,7 @@ static const uint32_t first_words[WORDS] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 
 enum { XOR3 = 0x96, CHOOSE = 0xca, MAJORITY = 0xe8 }; /* as tables of three bits */
 
 /* From one block of each lane, with the bytes of a word turned round, to one word of all lanes. */
-WIDE static inline void turn(__m512i w[LANES])
+WIDE static inline void words_turn(__m512i w[LANES])
 {
     __m512i a[LANES], b[LANES];
     for (int i = 0; i < LANES; i += 2) {
@@ -63,16 +63,16 @@ WIDE static inline void turn(__m512i w[LANES])
     }
 }
 
-WIDE static inline void load(const uint8_t *const from[LANES], size_t at, __m512i w[LANES])
+WIDE static inline void block_load(const uint8_t *const from[LANES], size_t at, __m512i w[LANES])
 {
     const __m512i order = _mm512_broadcast_i32x4(
         _mm_set_epi8(12, 13, 14, 15, 8, 9, 10, 11, 4, 5, 6, 7, 0, 1, 2, 3));
     for (int i = 0; i < LANES; i++)
         w[i] = _mm512_shuffle_epi8(_mm512_loadu_si512(from[i] + at), order);
-    turn(w);
+    words_turn(w);
 }
 
-WIDE static inline __m512i mix3(__m512i a, __m512i b, __m512i c)
+WIDE static inline __m512i words_xor3(__m512i a, __m512i b, __m512i c)
 {
     return _mm512_ternarylogic_epi32(a, b, c, XOR3);
 }
@@ -81,10 +81,10 @@ WIDE static inline __m512i mix3(__m512i a, __m512i b, __m512i c)
 WIDE static inline __m512i next_word(const __m512i w[LANES], int i)
 {
     __m512i old = w[(i + 1) % LANES], late = w[(i + 14) % LANES];
-    __m512i s0 = mix3(_mm512_ror_epi32(old, 7), _mm512_ror_epi32(old, 18),
-                      _mm512_srli_epi32(old, 3));
-    __m512i s1 = mix3(_mm512_ror_epi32(late, 17), _mm512_ror_epi32(late, 19),
-                      _mm512_srli_epi32(late, 10));
+    __m512i s0 = words_xor3(_mm512_ror_epi32(old, 7), _mm512_ror_epi32(old, 18),
+                            _mm512_srli_epi32(old, 3));
+    __m512i s1 = words_xor3(_mm512_ror_epi32(late, 17), _mm512_ror_epi32(late, 19),
+                            _mm512_srli_epi32(late, 10));
     __m512i sum = _mm512_add_epi32(w[i], w[(i + 9) % LANES]);
     return _mm512_add_epi32(_mm512_add_epi32(sum, s0), s1);
 }
@@ -95,8 +95,10 @@ WIDE static inline void turn_round(__m512i s[WORDS], __m512i word, int i)
     int k = WORDS - i % WORDS; /* so that s[k % 8] is 'a' */
     __m512i *a = &s[k % 8], *b = &s[(k + 1) % 8], *c = &s[(k + 2) % 8], *d = &s[(k + 3) % 8];
     __m512i *e = &s[(k + 4) % 8], *f = &s[(k + 5) % 8], *g = &s[(k + 6) % 8], *h = &s[(k + 7) % 8];
-    __m512i s1 = mix3(_mm512_ror_epi32(*e, 6), _mm512_ror_epi32(*e, 11), _mm512_ror_epi32(*e, 25));
-    __m512i s0 = mix3(_mm512_ror_epi32(*a, 2), _mm512_ror_epi32(*a, 13), _mm512_ror_epi32(*a, 22));
+    __m512i s1 = words_xor3(_mm512_ror_epi32(*e, 6), _mm512_ror_epi32(*e, 11),
+                            _mm512_ror_epi32(*e, 25));
+    __m512i s0 = words_xor3(_mm512_ror_epi32(*a, 2), _mm512_ror_epi32(*a, 13),
+                            _mm512_ror_epi32(*a, 22));
     __m512i constant = _mm512_set1_epi32((int)round_words[i]);
     __m512i t = _mm512_add_epi32(_mm512_add_epi32(*h, constant), word);
     t = _mm512_add_epi32(t, _mm512_ternarylogic_epi32(*e, *f, *g, CHOOSE));
@@ -113,7 +115,7 @@ WIDE static void add_blocks(uint32_t state[WORDS][LANES], const uint8_t *const f
     __m512i s[WORDS], w[LANES], before[WORDS];
     for (int i = 0; i < WORDS; i++) s[i] = _mm512_loadu_si512(state[i]);
     for (size_t block = 0; block < blocks; block++) {
-        load(from, block * BLOCK, w);
+        block_load(from, block * BLOCK, w);
         for (int i = 0; i < WORDS; i++) before[i] = s[i];
 #pragma GCC unroll 64
         for (int i = 0; i < ROUNDS; i++) {
@@ -136,7 +138,7 @@ typedef struct lane {
 } lane;
 
 /* The bytes behind the last whole block, a one, zeros, and the length in bits. */
-static void pad(lane *l)
+static void block_pad(lane *l)
 {
     size_t count = l->part->count, rest = count % BLOCK;
     uint64_t bits = (uint64_t)count * 8;
@@ -165,7 +167,7 @@ static void move_on(lane *l, uint32_t state[WORDS][LANES], int at, tdm_sha256_pa
         put_digest(state, at, l->part->hex);
         l->part = NULL;
     } else if (l->part) {
-        pad(l);
+        block_pad(l);
         return;
     }
     if (*next == end) return;
@@ -174,7 +176,7 @@ static void move_on(lane *l, uint32_t state[WORDS][LANES], int at, tdm_sha256_pa
     l->blocks = l->part->count / BLOCK;
     l->is_at_end = false;
     for (int i = 0; i < WORDS; i++) state[i][at] = first_words[i];
-    if (l->blocks == 0) pad(l);
+    if (l->blocks == 0) block_pad(l);
 }
 
 static void hash_together(tdm_sha256_part *parts, size_t count)

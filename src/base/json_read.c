@@ -28,7 +28,7 @@ static size_t offset_of(const reader *r)
     return (size_t)(r->at - r->start);
 }
 
-static tdm_status bad(reader *r, const char *what)
+static tdm_status fail_bad(reader *r, const char *what)
 {
     return tdm_fail(r->err, TDM_ERR_FORMAT, "JSON, byte %zu: %s", offset_of(r), what);
 }
@@ -53,14 +53,14 @@ static tdm_status expect_word(reader *r, const char *word)
 {
     size_t length = strlen(word);
     if ((size_t)(r->end - r->at) < length || memcmp(r->at, word, length) != 0)
-        return bad(r, "expected a value");
+        return fail_bad(r, "expected a value");
     r->at += length;
     return TDM_OK;
 }
 
 static tdm_status read_digits(reader *r)
 {
-    if (r->at == r->end || !is_digit(*r->at)) return bad(r, "expected a digit");
+    if (r->at == r->end || !is_digit(*r->at)) return fail_bad(r, "expected a digit");
     while (r->at < r->end && is_digit(*r->at)) r->at++;
     return TDM_OK;
 }
@@ -87,7 +87,7 @@ static tdm_status read_number(reader *r, tdm_json *out)
         TDM_TRY(read_digits(r));
     }
     size_t length = (size_t)(r->at - first);
-    if (length > LONGEST_NUMBER) return bad(r, "a number of more than 400 characters");
+    if (length > LONGEST_NUMBER) return fail_bad(r, "a number of more than 400 characters");
     char text[LONGEST_NUMBER + 1];
     memcpy(text, first, length);
     text[length] = '\0';
@@ -107,7 +107,7 @@ static tdm_status read_number(reader *r, tdm_json *out)
 
 static tdm_status read_hex4(reader *r, uint32_t *out)
 {
-    if (r->end - r->at < 4) return bad(r, "\\u requires four hexadecimal digits");
+    if (r->end - r->at < 4) return fail_bad(r, "\\u requires four hexadecimal digits");
     uint32_t value = 0;
     for (int i = 0; i < 4; i++) {
         char c = r->at[i];
@@ -115,7 +115,7 @@ static tdm_status read_hex4(reader *r, uint32_t *out)
                     : c >= 'a' && c <= 'f' ? c - 'a' + 10
                     : c >= 'A' && c <= 'F' ? c - 'A' + 10
                                            : -1;
-        if (digit < 0) return bad(r, "\\u requires four hexadecimal digits");
+        if (digit < 0) return fail_bad(r, "\\u requires four hexadecimal digits");
         value = value << 4 | (uint32_t)digit;
     }
     r->at += 4;
@@ -147,11 +147,11 @@ static size_t encode_utf8(uint32_t c, char *out)
     return 4;
 }
 
-/* After the backslash. An escape is never shorter than what it stands for. */
+/* Reads the part of an escape after the backslash. Its result is never longer than the escape. */
 static tdm_status read_escape(reader *r, char *out, size_t *out_length)
 {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
-    if (r->at == r->end) return bad(r, "the text ends inside a string");
+    if (r->at == r->end) return fail_bad(r, "the text ends inside a string");
     const char *known = *r->at ? strchr(from, *r->at) : NULL;
     if (known) {
         r->at++;
@@ -159,17 +159,17 @@ static tdm_status read_escape(reader *r, char *out, size_t *out_length)
         *out_length = 1;
         return TDM_OK;
     }
-    if (*r->at != 'u') return bad(r, "an unknown escape");
+    if (*r->at != 'u') return fail_bad(r, "an unknown escape");
     r->at++;
     uint32_t c, low;
     TDM_TRY(read_hex4(r, &c));
-    if (c >= 0xdc00 && c <= 0xdfff) return bad(r, "half of a surrogate pair");
+    if (c >= 0xdc00 && c <= 0xdfff) return fail_bad(r, "half of a surrogate pair");
     if (c >= 0xd800 && c <= 0xdbff) {
         if (r->end - r->at < 2 || r->at[0] != '\\' || r->at[1] != 'u')
-            return bad(r, "half of a surrogate pair");
+            return fail_bad(r, "half of a surrogate pair");
         r->at += 2;
         TDM_TRY(read_hex4(r, &low));
-        if (low < 0xdc00 || low > 0xdfff) return bad(r, "half of a surrogate pair");
+        if (low < 0xdc00 || low > 0xdfff) return fail_bad(r, "half of a surrogate pair");
         c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
     }
     *out_length = encode_utf8(c, out);
@@ -178,20 +178,20 @@ static tdm_status read_escape(reader *r, char *out, size_t *out_length)
 
 static tdm_status read_string(reader *r, const char **out, size_t *out_length)
 {
-    if (r->at == r->end || *r->at != '"') return bad(r, "expected a string");
+    if (r->at == r->end || *r->at != '"') return fail_bad(r, "expected a string");
     r->at++;
     const char *scan = r->at;
     while (scan < r->end && *scan != '"') scan += *scan == '\\' && scan + 1 < r->end ? 2 : 1;
     if (scan >= r->end) {
         r->at = r->end;
-        return bad(r, "the text ends inside a string");
+        return fail_bad(r, "the text ends inside a string");
     }
     char *text = tdm_arena_alloc(r->arena, (size_t)(scan - r->at) + 1, 1);
     if (!text) return no_memory(r);
     size_t length = 0;
     while (*r->at != '"') {
         unsigned char c = (unsigned char)*r->at;
-        if (c < 0x20) return bad(r, "a control character inside a string");
+        if (c < 0x20) return fail_bad(r, "a control character inside a string");
         if (c == '\\') {
             size_t added = 0;
             r->at++;
@@ -200,7 +200,7 @@ static tdm_status read_string(reader *r, const char **out, size_t *out_length)
             continue;
         }
         size_t bytes = tdm_text_utf8(r->at, (size_t)(r->end - r->at), NULL);
-        if (bytes == 0) return bad(r, "not UTF-8");
+        if (bytes == 0) return fail_bad(r, "not UTF-8");
         memcpy(text + length, r->at, bytes);
         length += bytes;
         r->at += bytes;
@@ -220,7 +220,7 @@ static int compare_keys(const void *a, const void *b)
     return (x->key_length > y->key_length) - (x->key_length < y->key_length);
 }
 
-/* Sorting keeps this O(n log n) for an object with a million members, too. */
+/* Sorting keeps this O(n log n) even for an object with a million members. */
 static tdm_status refuse_duplicates(reader *r, const tdm_json *object)
 {
     if (object->count < 2) return TDM_OK;
@@ -247,7 +247,7 @@ static tdm_status read_member(reader *r, tdm_json *parent, const tdm_json ***tai
     if (parent->type == TDM_JSON_OBJECT) {
         TDM_TRY(read_string(r, &child->key, &child->key_length));
         skip_space(r);
-        if (r->at == r->end || *r->at != ':') return bad(r, "expected ':'");
+        if (r->at == r->end || *r->at != ':') return fail_bad(r, "expected ':'");
         r->at++;
     }
     TDM_TRY(read_value(r, child));
@@ -262,7 +262,7 @@ static tdm_status read_container(reader *r, tdm_json *out)
     char close = *r->at == '{' ? '}' : ']';
     out->type = *r->at == '{' ? TDM_JSON_OBJECT : TDM_JSON_ARRAY;
     r->at++;
-    if (++r->depth > MAX_DEPTH) return bad(r, "nested more than 64 deep");
+    if (++r->depth > MAX_DEPTH) return fail_bad(r, "nested more than 64 deep");
     const tdm_json **tail = &out->first;
     skip_space(r);
     if (r->at < r->end && *r->at == close) {
@@ -271,10 +271,10 @@ static tdm_status read_container(reader *r, tdm_json *out)
         for (;;) {
             TDM_TRY(read_member(r, out, &tail));
             skip_space(r);
-            if (r->at == r->end) return bad(r, "the text ends too early");
+            if (r->at == r->end) return fail_bad(r, "the text ends too early");
             char c = *r->at;
             if (c != ',' && c != close)
-                return bad(r, close == '}' ? "expected ',' or '}'" : "expected ',' or ']'");
+                return fail_bad(r, close == '}' ? "expected ',' or '}'" : "expected ',' or ']'");
             r->at++;
             if (c == close) break;
         }
@@ -287,7 +287,7 @@ static tdm_status read_value(reader *r, tdm_json *out)
 {
     skip_space(r);
     out->offset = offset_of(r);
-    if (r->at == r->end) return bad(r, "the text ends too early");
+    if (r->at == r->end) return fail_bad(r, "the text ends too early");
     switch (*r->at) {
     case '{':
     case '[': return read_container(r, out);
@@ -299,7 +299,7 @@ static tdm_status read_value(reader *r, tdm_json *out)
     case 'f': out->type = TDM_JSON_BOOL; return expect_word(r, "false");
     case 'n': out->type = TDM_JSON_NULL; return expect_word(r, "null");
     default:
-        if (*r->at != '-' && !is_digit(*r->at)) return bad(r, "expected a value");
+        if (*r->at != '-' && !is_digit(*r->at)) return fail_bad(r, "expected a value");
         return read_number(r, out);
     }
 }
@@ -312,7 +312,7 @@ tdm_status tdm_json_parse(const char *bytes, size_t count, tdm_arena *arena, con
     if (!value) return no_memory(&r);
     TDM_TRY(read_value(&r, value));
     skip_space(&r);
-    if (r.at != r.end) return bad(&r, "something follows the value");
+    if (r.at != r.end) return fail_bad(&r, "something follows the value");
     *out = value;
     return TDM_OK;
 }

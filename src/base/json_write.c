@@ -7,11 +7,6 @@
 #include <math.h>
 #include <string.h>
 
-tdm_json_writer tdm_json_writer_init(tdm_str *out, int indent)
-{
-    return (tdm_json_writer){.out = out, .indent = indent};
-}
-
 static void new_line(tdm_json_writer *w)
 {
     if (w->indent == 0) return;
@@ -19,7 +14,7 @@ static void new_line(tdm_json_writer *w)
     for (int i = 0; i < w->indent * w->depth; i++) tdm_str_add_char(w->out, ' ');
 }
 
-/* What stands in front of a value or a key. */
+/* Writes the comma and the line break before a value or a key. */
 static void lead_in(tdm_json_writer *w)
 {
     if (w->after_key) {
@@ -145,34 +140,4 @@ void tdm_json_double(tdm_json_writer *w, double value)
 void tdm_json_bool(tdm_json_writer *w, bool value)
 {
     add_plain(w, value ? "true" : "false");
-}
-
-void tdm_json_put_string(tdm_json_writer *w, const char *key, const char *value)
-{
-    tdm_json_key(w, key);
-    tdm_json_string(w, value);
-}
-
-void tdm_json_put_int(tdm_json_writer *w, const char *key, int64_t value)
-{
-    tdm_json_key(w, key);
-    tdm_json_int(w, value);
-}
-
-void tdm_json_put_uint(tdm_json_writer *w, const char *key, uint64_t value)
-{
-    tdm_json_key(w, key);
-    tdm_json_uint(w, value);
-}
-
-void tdm_json_put_double(tdm_json_writer *w, const char *key, double value)
-{
-    tdm_json_key(w, key);
-    tdm_json_double(w, value);
-}
-
-void tdm_json_put_bool(tdm_json_writer *w, const char *key, bool value)
-{
-    tdm_json_key(w, key);
-    tdm_json_bool(w, value);
 }

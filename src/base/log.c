@@ -4,6 +4,7 @@
  * The list of sinks is the library's only mutable global. A lock serialises the calls of the sinks, so
  * a sink needs no lock. A record without a sink costs one atomic load.
  */
+#include "base/base.h"
 #include <tandem/base.h>
 
 #include <pthread.h>

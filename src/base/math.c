@@ -156,7 +156,7 @@ static double upper_half(double x)
 }
 
 /* Outside of [2^-500, 2^500] the lower parts could leave the range; there, one number is kept. */
-static double_double multiply(double_double a, double_double b)
+static double_double wide_multiply(double_double a, double_double b)
 {
     double p = a.high * b.high, size = fabs(p);
     if (!(size >= 0x1p-500 && size <= 0x1p500)) return (double_double){size < 0x1p-1022 ? 0 : p, 0};
@@ -170,8 +170,8 @@ double tdm_math_power(double base, uint64_t exponent)
 {
     double_double power = {1, 0}, square = {base, 0};
     for (; exponent > 0; exponent >>= 1) {
-        if (exponent & 1) power = multiply(power, square);
-        if (exponent > 1) square = multiply(square, square);
+        if (exponent & 1) power = wide_multiply(power, square);
+        if (exponent > 1) square = wide_multiply(square, square);
     }
     return power.high + power.low;
 }

@@ -32,7 +32,7 @@ void tdm_str_clear(tdm_str *str)
 }
 
 /* Makes room for `more` bytes and the terminator. */
-static bool reserve(tdm_str *str, size_t more)
+static bool str_reserve(tdm_str *str, size_t more)
 {
     if (str->failed) return false;
     if (more > SIZE_MAX / 4 || str->length > SIZE_MAX / 4) goto fail;
@@ -52,20 +52,10 @@ fail:
 
 void tdm_str_add_bytes(tdm_str *str, const void *bytes, size_t count)
 {
-    if (!reserve(str, count)) return;
+    if (!str_reserve(str, count)) return;
     if (count > 0) memcpy(str->data + str->length, bytes, count);
     str->length += count;
     str->data[str->length] = '\0';
-}
-
-void tdm_str_add(tdm_str *str, const char *text)
-{
-    tdm_str_add_bytes(str, text, strlen(text));
-}
-
-void tdm_str_add_char(tdm_str *str, char c)
-{
-    tdm_str_add_bytes(str, &c, 1);
 }
 
 void tdm_str_addv(tdm_str *str, const char *fmt, va_list args)
@@ -73,7 +63,7 @@ void tdm_str_addv(tdm_str *str, const char *fmt, va_list args)
     va_list again;
     va_copy(again, args);
     int length = vsnprintf(NULL, 0, fmt, args);
-    if (length >= 0 && reserve(str, (size_t)length)) {
+    if (length >= 0 && str_reserve(str, (size_t)length)) {
         vsnprintf(str->data + str->length, (size_t)length + 1, fmt, again);
         str->length += (size_t)length;
     }
@@ -93,16 +83,6 @@ void tdm_str_pad_to(tdm_str *str, size_t column)
     size_t line_start = str->length;
     while (line_start > 0 && str->data[line_start - 1] != '\n') line_start--;
     while (!str->failed && str->length - line_start < column) tdm_str_add_char(str, ' ');
-}
-
-const char *tdm_str_text(const tdm_str *str)
-{
-    return str->data ? str->data : "";
-}
-
-bool tdm_str_ok(const tdm_str *str)
-{
-    return !str->failed;
 }
 
 const char *tdm_text_bytes(uint64_t bytes, char buffer[32])

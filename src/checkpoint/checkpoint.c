@@ -129,7 +129,8 @@ static tdm_status read_position(const char *path, tdm_checkpoint *checkpoint, td
     return TDM_OK;
 }
 
-static tdm_status verify(const char *path, const tdm_checkpoint *checkpoint, tdm_error *err)
+static tdm_status checkpoint_verify(const char *path, const tdm_checkpoint *checkpoint,
+                                    tdm_error *err)
 {
     const tdm_safetensors *file = checkpoint->file;
     const tdm_checkpoint_content *content = &checkpoint->content;
@@ -201,7 +202,7 @@ static tdm_status read_all(const char *path, tdm_checkpoint *checkpoint, tdm_err
     content->tensor_count = tdm_safetensors_count(file);
     TDM_TRY(check_format(path, file, err));
     TDM_TRY(read_position(path, checkpoint, err));
-    TDM_TRY(verify(path, checkpoint, err));
+    TDM_TRY(checkpoint_verify(path, checkpoint, err));
     TDM_TRY(need_text(path, file, "job", &content->job_yaml, err));
     TDM_TRY(need_text(path, file, "job_hash", &content->job_hash, err));
     content->data_hash = tdm_safetensors_metadata(file, "data_hash");

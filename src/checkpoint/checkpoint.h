@@ -101,4 +101,20 @@ typedef struct tdm_checkpoint_removed {
 tdm_status tdm_checkpoint_free_space(const char *dir, const tdm_checkpoint_retention *rules,
                                      uint64_t bytes, tdm_checkpoint_removed *out, tdm_error *err);
 
+/* Whether this build supports compression, and its library ("zstd 1.5.4"). */
+bool tdm_checkpoint_packs(char library[TDM_LIBRARY_BYTES]);
+
+/* Like open, from bytes, which are borrowed and must outlive the handle. */
+tdm_status tdm_safetensors_parse(const void *bytes, size_t count, const char *name,
+                                 tdm_safetensors **out, tdm_error *err);
+/*
+ * The newest valid checkpoint; damaged ones are reported in the log and skipped. A checkpoint that cannot
+ * be read for another reason (no permission, a failing disk, a newer version) is an error, because resuming
+ * from an older one would lose work. A file that a running training prunes is ignored, and the directory is
+ * listed again. TDM_ERR_NOT_FOUND if there is none.
+ */
+tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_path,
+                                 tdm_error *err);
+/* Removes all except the `keep` newest (0: keeps all), and the leftovers of interrupted writes. */
+tdm_status tdm_checkpoint_prune(const char *dir, int64_t keep, tdm_error *err);
 #endif

@@ -22,13 +22,14 @@ struct tdm_checkpoint_writer {
     tdm_str position, classes, shape;
     char state[TDM_SHA256_HEX];
     char sha256[TDM_SHA256_HEX];
-    tdm_named_text texts[MAX_TEXTS]; /* in order of name, but for "sha256", which is the last */
+    tdm_named_text texts[MAX_TEXTS]; /* sorted by name, except "sha256", which is last */
     size_t text_count;
     tdm_state_hasher *hasher;
     tdm__safetensors_writer *file;
-    const tdm_commit_gate *gate; /* NULL: nobody is asked */
-    size_t at, offset; /* where the next byte belongs: a tensor in order of name, and in it */
-    tdm_error error;   /* of the push that failed; its status is TDM_OK when none did */
+    const tdm_commit_gate *gate; /* called before the commit; NULL: none */
+    size_t at,
+        offset;      /* the position of the next byte: tensor, in order of name, and offset in it */
+    tdm_error error; /* of the push that failed; TDM_OK if none did */
 };
 
 static tdm_status check_content(const tdm_checkpoint_content *content, tdm_error *err)
@@ -104,12 +105,13 @@ static tdm_status add_texts(tdm_checkpoint_writer *w, tdm_error *err)
     texts[count++] = (tdm_named_text){"position", tdm_str_text(&w->position)};
     texts[count++] = (tdm_named_text){"sample_shape", tdm_str_text(&w->shape)};
     texts[count++] = (tdm_named_text){"state", w->state};
-    texts[count++] = (tdm_named_text){"sha256", w->sha256}; /* the file's writer sorts it */
+    texts[count++] = (tdm_named_text){"sha256",
+                                      w->sha256}; /* the writer of the file sorts the texts */
     w->text_count = count;
     return TDM_OK;
 }
 
-static tdm_status begin(const char *path, tdm_checkpoint_writer *w, tdm_error *err)
+static tdm_status writer_begin(const char *path, tdm_checkpoint_writer *w, tdm_error *err)
 {
     const tdm_checkpoint_content *content = w->content;
     TDM_TRY(check_content(content, err));
@@ -133,7 +135,7 @@ tdm_status tdm_checkpoint_writer_create(const char *path, const tdm_checkpoint_c
     tdm_checkpoint_writer *w = calloc(1, sizeof(*w));
     if (!w) return tdm_fail_oom(err, "for a checkpoint (%s)", path);
     w->content = content;
-    tdm_status status = begin(path, w, err);
+    tdm_status status = writer_begin(path, w, err);
     if (status != TDM_OK) {
         tdm_checkpoint_writer_abandon(w);
         return add_context(content, status, err);
@@ -147,11 +149,12 @@ const size_t *tdm_checkpoint_writer_order(const tdm_checkpoint_writer *writer)
     return tdm_state_hasher_order(writer->hasher);
 }
 
-static tdm_status push(tdm_checkpoint_writer *w, const uint8_t *bytes, size_t count, tdm_error *err)
+static tdm_status writer_push(tdm_checkpoint_writer *w, const uint8_t *bytes, size_t count,
+                              tdm_error *err)
 {
     const size_t *order = tdm_state_hasher_order(w->hasher);
     TDM_TRY(tdm_state_hasher_push(w->hasher, bytes, count, err));
-    while (count > 0) { /* the hasher has seen that there is a tensor for each byte */
+    while (count > 0) { /* the hasher has already checked that each byte belongs to a tensor */
         size_t left = tdm_tensor_bytes(&w->content->tensors[order[w->at]].tensor) - w->offset;
         size_t some = count < left ? count : left;
         if (some > 0) {
@@ -171,7 +174,8 @@ static tdm_status push(tdm_checkpoint_writer *w, const uint8_t *bytes, size_t co
 tdm_status tdm_checkpoint_writer_push(tdm_checkpoint_writer *writer, const void *bytes,
                                       size_t count, tdm_error *err)
 {
-    if (writer->error.status == TDM_OK && push(writer, bytes, count, &writer->error) != TDM_OK) {
+    if (writer->error.status == TDM_OK &&
+        writer_push(writer, bytes, count, &writer->error) != TDM_OK) {
         add_context(writer->content, writer->error.status, &writer->error);
     }
     if (writer->error.status != TDM_OK && err) *err = writer->error;
@@ -209,8 +213,8 @@ void tdm_checkpoint_writer_gate(tdm_checkpoint_writer *writer, const tdm_commit_
     writer->gate = gate;
 }
 
-/* Puts the hashes where `texts` point to. */
-static tdm_status seal(tdm_checkpoint_writer *w, tdm_error *err)
+/* Writes the hashes into the buffers of `texts`. */
+static tdm_status header_seal(tdm_checkpoint_writer *w, tdm_error *err)
 {
     TDM_TRY(tdm_state_hasher_finish(w->hasher, w->state, err));
     return tdm__hash_metadata(w->texts, w->text_count, w->sha256, err);
@@ -223,7 +227,7 @@ tdm_status tdm_checkpoint_writer_commit(tdm_checkpoint_writer *writer,
     if (status != TDM_OK) {
         if (err) *err = writer->error;
     } else {
-        status = seal(writer, err);
+        status = header_seal(writer, err);
         if (status == TDM_OK) {
             status = tdm__safetensors_commit(writer->file, writer->gate, err);
             writer->file = NULL;

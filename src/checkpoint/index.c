@@ -24,10 +24,11 @@ static double number_of(const tdm_json *object, const char *name)
     return value && value->type == TDM_JSON_NUMBER ? value->number : (double)NAN;
 }
 
-static bool add(tdm__index *index, const tdm_json *object)
+static bool index_add(tdm__index *index, const tdm_json *object)
 {
     uint64_t step = 0;
-    if (!tdm_json_as_u64(tdm_json_get(object, "step"), &step)) return true; /* not one of ours */
+    if (!tdm_json_as_u64(tdm_json_get(object, "step"), &step))
+        return true; /* another program wrote it */
     tdm_checkpoint_metrics metrics = {.loss = number_of(object, "test_loss"),
                                       .accuracy = number_of(object, "test_accuracy")};
     if (isnan(metrics.loss) && isnan(metrics.accuracy)) return true;
@@ -68,7 +69,7 @@ void tdm__index_release(tdm__index *index)
 
 /* ---- reading ----------------------------------------------------------------------------------- */
 
-/* Whether it could be read: whatever is wrong with it, it can be made again. */
+/* Returns false if the file could not be read. That is not an error: the file can be rebuilt. */
 static bool read_index(const char *path, tdm_arena *arena, tdm__index *out)
 {
     tdm_file_bytes bytes = {0};
@@ -79,13 +80,13 @@ static bool read_index(const char *path, tdm_arena *arena, tdm__index *out)
     const tdm_json *steps = good ? tdm_json_get(root, "steps") : NULL;
     good = format && strcmp(format, INDEX_FORMAT) == 0 && steps && steps->type == TDM_JSON_ARRAY;
     for (const tdm_json *line = good ? steps->first : NULL; line; line = line->next) {
-        if (!add(out, line)) good = false;
+        if (!index_add(out, line)) good = false;
     }
     tdm_file_bytes_release(&bytes);
     return good;
 }
 
-/* The lines of evaluations in a run's metrics. */
+/* Reads the evaluations from the metrics of a run. */
 static void read_metrics(const char *path, tdm__index *out)
 {
     tdm_file_bytes bytes = {0};
@@ -98,10 +99,10 @@ static void read_metrics(const char *path, tdm__index *out)
         size_t length = newline ? (size_t)(newline - at) : 0;
         const tdm_json *object = NULL;
         if (length > 0 && memmem(at, length, "\"test_", 6) &&
-            tdm_json_parse(at, length, arena, &object, NULL) == TDM_OK && !add(out, object)) {
+            tdm_json_parse(at, length, arena, &object, NULL) == TDM_OK && !index_add(out, object)) {
             break;
         }
-        if (!newline) break; /* cut short by a kill */
+        if (!newline) break; /* truncated because the writer was killed */
         tdm_arena_reset(arena);
         at = newline + 1;
     }
@@ -131,7 +132,7 @@ static bool has_file(const tdm_checkpoint_entry *entries, size_t count, uint64_t
     return false;
 }
 
-/* Lines of checkpoints that are no more are left out. */
+/* Omits the lines of checkpoints that no longer exist. */
 static tdm_status write_index(const char *dir, tdm_arena *arena, const tdm__index *index,
                               tdm_error *err)
 {
@@ -150,7 +151,7 @@ static tdm_status write_index(const char *dir, tdm_arena *arena, const tdm__inde
         if (!has_file(entries, count, line->step)) continue;
         tdm_json_object_begin(&w);
         tdm_json_put_uint(&w, "step", line->step);
-        tdm_json_put_double(&w, "test_loss", line->metrics.loss); /* NaN is null */
+        tdm_json_put_double(&w, "test_loss", line->metrics.loss); /* null is NaN */
         tdm_json_put_double(&w, "test_accuracy", line->metrics.accuracy);
         tdm_json_object_end(&w);
     }

@@ -1,15 +1,16 @@
 /*
- * pack.c: files packed by zstd, and unpacked.
+ * pack.c: compresses and decompresses files with zstd.
  *
- * A packed file is a row of zstd frames, each with a mebibyte of the plain file and its own checksum; the
- * `zstd` program unpacks it to the plain file, byte for byte. Frames are independent, so both ways go over
- * several threads. The bytes depend on the library's version and on nothing else.
+ * A compressed file is a sequence of zstd frames, each with a mebibyte of the plain file and a
+ * checksum; the `zstd` program decompresses it to the plain file, byte for byte. Frames are
+ * independent, so several threads work in both directions. The bytes depend on the library's
+ * version only.
  *
- * Unpacking takes hostile bytes: where a frame ends, and how much it holds, is read from its blocks before
- * anything is mapped, and no frame may claim more than its blocks could hold, nor all of them more than
- * memory has. The head can be unpacked alone, so that a file whose header does not fit to its length costs
- * no more than that. Frames from elsewhere are fine as long as they say how much they hold; those that can
- * be skipped are.
+ * The input of decompression is hostile. The end and the size of each frame are read from its
+ * blocks before memory is mapped. No frame may claim more than its blocks can contain, and all
+ * frames together must fit into memory. The header can be decompressed alone, so a file whose
+ * header contradicts its length costs no more than that. Frames of other programs are accepted if
+ * they state their size; skippable frames are skipped.
  */
 #include "base/base.h"
 #include "checkpoint/internal.h"
@@ -41,7 +42,7 @@ bool tdm__is_packed(const void *bytes, size_t count)
 
 #ifndef TDM__WITH_ZSTD
 
-static tdm_status without(const char *path, tdm_error *err)
+static tdm_status without_zstd(const char *path, tdm_error *err)
 {
     return tdm_fail(err, TDM_ERR_UNSUPPORTED,
                     "%s: this build is without zstd; install libzstd-dev and build again, or "
@@ -51,7 +52,7 @@ static tdm_status without(const char *path, tdm_error *err)
 
 tdm_status tdm__pack_usable(const char *path, tdm_error *err)
 {
-    return without(path, err);
+    return without_zstd(path, err);
 }
 
 tdm_status tdm__pack(const void *bytes, size_t count, tdm_file_writer *out, tdm_error *err)
@@ -59,7 +60,7 @@ tdm_status tdm__pack(const void *bytes, size_t count, tdm_file_writer *out, tdm_
     (void)bytes;
     (void)count;
     (void)out;
-    return without("packing", err);
+    return without_zstd("packing", err);
 }
 
 tdm_status tdm__unpack_open(const void *bytes, size_t count, const char *name, tdm__unpacking **out,
@@ -68,7 +69,7 @@ tdm_status tdm__unpack_open(const void *bytes, size_t count, const char *name, t
     (void)bytes;
     (void)count;
     (void)out;
-    return without(name, err);
+    return without_zstd(name, err);
 }
 
 size_t tdm__unpack_size(const tdm__unpacking *u)
@@ -87,14 +88,14 @@ tdm_status tdm__unpack_head(tdm__unpacking *u, size_t bytes, tdm_error *err)
 {
     (void)u;
     (void)bytes;
-    return without("unpacking", err);
+    return without_zstd("unpacking", err);
 }
 
 tdm_status tdm__unpack_rest(tdm__unpacking *u, tdm_pages *out, tdm_error *err)
 {
     (void)u;
     (void)out;
-    return without("unpacking", err);
+    return without_zstd("unpacking", err);
 }
 
 void tdm__unpack_close(tdm__unpacking *u)
@@ -112,10 +113,10 @@ bool tdm_checkpoint_packs(char library[TDM_LIBRARY_BYTES])
 
 enum {
     FRAME_BYTES = 1 << 20, /* of the plain file */
-    BATCH_FRAMES = 16,     /* packed before they are written, in order */
+    BATCH_FRAMES = 16,     /* compressed before they are written, in order */
     MAX_BLOCK = 128 << 10,
-    MIN_BLOCK = 3, /* bytes that a block takes at least in the packed file */
-    LEVEL = 1      /* numbers that look random gain little from more work */
+    MIN_BLOCK = 3, /* the minimum size of a block in the compressed file */
+    LEVEL = 1      /* parameters look random: a higher level saves little */
 };
 
 bool tdm_checkpoint_packs(char library[TDM_LIBRARY_BYTES])
@@ -137,9 +138,9 @@ typedef struct packing {
     const uint8_t *bytes;
     size_t count;
     size_t first; /* frame of the batch */
-    size_t bound; /* of a packed frame */
+    size_t bound; /* of a compressed frame */
     uint8_t *packed;
-    size_t sizes[BATCH_FRAMES]; /* or a zstd error; 0: no memory */
+    size_t sizes[BATCH_FRAMES]; /* or a zstd error; 0: out of memory */
 } packing;
 
 static void pack_frame(void *user, size_t index)
@@ -190,7 +191,7 @@ tdm_status tdm__pack(const void *bytes, size_t count, tdm_file_writer *out, tdm_
 /* ---- unpacking --------------------------------------------------------------------------------- */
 
 typedef struct frame {
-    size_t from, packed; /* in the packed file */
+    size_t from, packed; /* in the compressed file */
     size_t to, plain;
 } frame;
 
@@ -201,10 +202,11 @@ struct tdm__unpacking {
     tdm_pages pages;
     frame *frames;
     size_t frame_count, plain;
-    _Atomic size_t bad; /* the first frame that could not be unpacked, + 1; 0: none */
+    _Atomic size_t
+        bad; /* index of the first frame that could not be decompressed, plus 1; 0: none */
 };
 
-/* The frame at `at`. *plain is 0 for one that is to be skipped. */
+/* Reads the frame at `at`. *plain is 0 for a frame to be skipped. */
 static tdm_status look_at(const uint8_t *bytes, size_t count, size_t at, const char *name,
                           size_t *packed, size_t *plain, tdm_error *err)
 {
@@ -259,7 +261,7 @@ static tdm_status find_frames(const uint8_t *bytes, size_t count, const char *na
     return TDM_OK;
 }
 
-/* A few bytes can stand for very many: those that memory does not have are not begun with. */
+/* A few bytes can decompress to very many, so a size that exceeds the memory is rejected first. */
 static tdm_status check_room(const tdm__unpacking *u, tdm_error *err)
 {
     tdm_memory_info memory = {0};

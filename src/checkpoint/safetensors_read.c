@@ -1,15 +1,15 @@
 /*
- * safetensors_read.c: safetensors files in, as hostile input.
+ * safetensors_read.c: reads safetensors files, as hostile input.
  *
  * The layout is: eight bytes with the length of the header, little-endian; the header, one JSON
  * object, padded with spaces; the data. Each entry of the header names a dtype, a shape and the
- * half-open range of its bytes in the data. What is handed out satisfies these invariants:
- *   1. Every range lies inside the data, and its length is that of the dtype and the shape.
+ * half-open range of its bytes in the data. The results satisfy these invariants:
+ *   1. Every range is inside the data, and its length is that of the dtype and the shape.
  *   2. The ranges cover the data from the first byte to the last, without holes or overlaps.
- *   3. Names are unique, hold no zero byte, and stand in bytewise order.
- *   4. Data pointers are aligned for their dtype. The format promises no alignment, so a tensor
- *      that lies badly in memory is copied; all others point into the file.
- * Fields of an entry that we do not know are passed over, as the reference implementation does.
+ *   3. Names are unique, contain no zero byte, and are in bytewise order.
+ *   4. Data pointers are aligned for their dtype. The format does not guarantee alignment, so a
+ *      misaligned tensor is copied; all others point into the file.
+ * Fields of an entry that are unknown are ignored, as in the reference implementation.
  */
 #include "base/base.h"
 #include "checkpoint/internal.h"
@@ -24,21 +24,21 @@
 struct tdm_safetensors {
     tdm_arena *arena;
     tdm_file_bytes bytes; /* owned when opened by path; empty otherwise */
-    tdm_pages unpacked;   /* when it was packed; empty otherwise */
+    tdm_pages unpacked;   /* if the file was compressed; else empty */
     tdm_named_tensor *tensors;
     size_t tensor_count;
     tdm_named_text *metadata;
     size_t metadata_count;
 };
 
-/* One tensor of the header, before its place is trusted. */
+/* One tensor of the header, before its range is checked. */
 typedef struct entry {
     tdm_named_tensor item;
     uint64_t begin;
     uint64_t end;
 } entry;
 
-/* What the steps of one parse share. */
+/* The state that the steps of one parse share. */
 typedef struct parse {
     const char *name; /* of the file, for messages */
     const uint8_t *data;
@@ -364,7 +364,8 @@ static tdm_status parse_plain(const void *bytes, size_t count, const char *name,
     return TDM_OK;
 }
 
-/* The header is read, and compared with the length of the file, before anything else is unpacked. */
+/* The header is read and compared with the length of the file before anything else is
+ * decompressed. */
 static tdm_status parse_packed(tdm__unpacking *u, const char *name, tdm_safetensors **out,
                                tdm_error *err)
 {
@@ -409,7 +410,8 @@ bool tdm_safetensors_looks_like(const char *path)
     if (!file) return true;
     size_t count = fread(head, 1, sizeof(head), file);
     fclose(file);
-    /* A header's length, then its brace. A text has another eighth byte. */
+    /* A file begins with the length of the header and a brace. In a text, the eighth byte is not
+     * zero. */
     return tdm__is_packed(head, count) ||
            (count == sizeof(head) && head[8] == '{' && head[7] == 0 && head[6] == 0);
 }
@@ -425,7 +427,7 @@ tdm_status tdm_safetensors_open(const char *path, tdm_safetensors **out, tdm_err
         return status;
     }
     if (file->unpacked.data) {
-        tdm_file_bytes_release(&bytes); /* nothing points there */
+        tdm_file_bytes_release(&bytes); /* nothing points to it */
     } else {
         file->bytes = bytes;
     }

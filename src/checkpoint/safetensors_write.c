@@ -1,13 +1,13 @@
 /*
- * safetensors_write.c: safetensors files out, in one canonical form.
+ * safetensors_write.c: writes safetensors files in a canonical form.
  *
- * The bytes are a function of the tensors and the metadata alone:
+ * The bytes are a function of the tensors and the metadata only:
  *   1. In the header, metadata come first and tensors follow, each in bytewise order of name; the
  *      JSON is compact, and the keys of an entry are dtype, shape, data_offsets.
  *   2. The header is padded with spaces until the data begin at a multiple of 64 in the file.
  *   3. The format allows no holes, so the data are ordered by element size, largest first, then by
  *      name: every tensor then begins at a multiple of its element size, without any padding.
- * Before anything is written, the header is read back and compared: a name that JSON cannot hold
+ * Before anything is written, the header is read back and compared: a name that JSON cannot represent
  * (text that is not UTF-8) is an error, and never a file that says something else.
  *
  * Every byte has its place from the beginning, so tensors may be written in any order and in pieces.
@@ -134,8 +134,8 @@ static void add_entry(tdm_json_writer *w, const slot *s)
     tdm_json_object_end(w);
 }
 
-/* The length and the padded header: all that stands before the data. */
-static tdm_status compose(const layout *plan, tdm_str *out, tdm_error *err)
+/* The length and the padded header: everything before the data. */
+static tdm_status header_compose(const layout *plan, tdm_str *out, tdm_error *err)
 {
     uint64_t length = 0;
     tdm_str_add_bytes(out, &length, sizeof(length));
@@ -208,18 +208,18 @@ static tdm_status check_reads_back(const layout *plan, const tdm_str *header, td
 struct tdm__safetensors_writer {
     layout plan;
     tdm_file_writer *file;
-    size_t header_bytes; /* with the length before it: where the data begin */
-    bool packs;          /* the file is written plainly first, then packed into another */
-    char *path;          /* where it goes when it is packed */
+    size_t header_bytes; /* with the length before it: the offset of the data */
+    bool packs; /* the file is written uncompressed first, then compressed into another file */
+    char *path; /* the destination if it is compressed */
 };
 
 static tdm_status make_header(const layout *plan, tdm_str *out, tdm_error *err)
 {
-    TDM_TRY(compose(plan, out, err));
+    TDM_TRY(header_compose(plan, out, err));
     return check_reads_back(plan, out, err);
 }
 
-static tdm_status begin(const char *path, tdm__safetensors_writer *writer, tdm_error *err)
+static tdm_status file_begin(const char *path, tdm__safetensors_writer *writer, tdm_error *err)
 {
     tdm_str header = TDM_STR_INIT;
     tdm_status status = make_header(&writer->plan, &header, err);
@@ -235,8 +235,8 @@ static tdm_status begin(const char *path, tdm__safetensors_writer *writer, tdm_e
     return tdm_file_writer_create(path, &writer->file, err);
 }
 
-/* Packs what was written so far, and puts the packed file in its place. */
-static tdm_status pack(tdm__safetensors_writer *writer, tdm_error *err)
+/* Compresses what was written so far, and replaces the file by the compressed one. */
+static tdm_status file_compress(tdm__safetensors_writer *writer, tdm_error *err)
 {
     tdm_file_writer *packed = NULL;
     tdm_file_bytes bytes = {0};
@@ -270,7 +270,7 @@ tdm_status tdm__safetensors_begin(const char *path, const tdm_named_tensor *tens
     if (status != TDM_OK) {
         tdm_error_context(err, status, "cannot write %s", path);
     } else {
-        status = begin(path, writer, err);
+        status = file_begin(path, writer, err);
     }
     if (status != TDM_OK) {
         tdm__safetensors_abandon(writer);
@@ -302,7 +302,7 @@ char *tdm__safetensors_temporary(const tdm__safetensors_writer *writer, tdm_aren
     return tdm_file_writer_temporary(writer->file, arena);
 }
 
-static void release(tdm__safetensors_writer *writer)
+static void file_release(tdm__safetensors_writer *writer)
 {
     layout_release(&writer->plan);
     free(writer->path);
@@ -329,9 +329,10 @@ tdm_status tdm__safetensors_commit(tdm__safetensors_writer *writer, const tdm_co
                                    tdm_error *err)
 {
     tdm_status status = put_header(writer, err);
-    if (status == TDM_OK && writer->packs) status = pack(writer, err);
+    if (status == TDM_OK && writer->packs) status = file_compress(writer, err);
     if (status == TDM_OK && gate) {
-        /* What takes long comes first: between the question and the new name there is little time. */
+        /* The slow steps are first, so that little time passes between the callback and the
+         * rename. */
         status = tdm_file_writer_sync(writer->file, err);
         if (status == TDM_OK) status = gate->may_commit(gate->user, err);
     }
@@ -340,7 +341,7 @@ tdm_status tdm__safetensors_commit(tdm__safetensors_writer *writer, const tdm_co
         return status;
     }
     status = tdm_file_writer_commit(writer->file, err);
-    release(writer);
+    file_release(writer);
     return status;
 }
 
@@ -348,7 +349,7 @@ void tdm__safetensors_abandon(tdm__safetensors_writer *writer)
 {
     if (!writer) return;
     tdm_file_writer_abandon(writer->file);
-    release(writer);
+    file_release(writer);
 }
 
 tdm_status tdm_safetensors_write(const char *path, const tdm_named_tensor *tensors,

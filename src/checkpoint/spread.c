@@ -1,11 +1,13 @@
 /*
- * spread.c: independent pieces of work over a few threads.
+ * spread.c: executes independent pieces of work on a few threads.
  *
- * Pieces are taken in order, by whoever is free. Threads are started for one call and end with it: what is
- * spread here goes over megabytes, beside which that is nothing. Below a few megabytes there are none.
- * Nothing can fail: where the system gives no threads, the calling one does it all.
+ * Each thread takes the next piece when it is free. Threads are started for one call and end with
+ * it: the work is on megabytes, so their start costs little in comparison. Below a few megabytes,
+ * none are started. It cannot fail: if the system cannot start threads, the calling thread does
+ * everything.
  */
 #include "checkpoint/internal.h"
+#include "os/os.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -19,7 +21,7 @@ typedef struct pieces {
     void *user;
 } pieces;
 
-static void *take(void *argument)
+static void *pieces_take(void *argument)
 {
     pieces *p = argument;
     for (size_t i = atomic_fetch_add(&p->next, 1); i < p->count;
@@ -46,7 +48,8 @@ void tdm__spread(size_t count, uint64_t bytes, tdm__work_fn work, void *user)
     pieces p = {.count = count, .work = work, .user = user};
     pthread_t threads[MAX_THREADS];
     int wanted = helpers_for(count, bytes), started = 0;
-    while (started < wanted && pthread_create(&threads[started], NULL, take, &p) == 0) started++;
-    take(&p);
+    while (started < wanted && pthread_create(&threads[started], NULL, pieces_take, &p) == 0)
+        started++;
+    pieces_take(&p);
     for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
 }

@@ -1,13 +1,13 @@
 /*
  * state_hash.c: the hash of a state, by chunks.
  *
- * Each tensor is cut into chunks of a mebibyte; each chunk has a SHA-256 of its own, so that they can be
- * hashed by any threads or processes, in any order. The hash of the state goes over the position, what
- * each tensor is (name, type, shape), and the digests of its chunks, in hexadecimal, tensors in order of
- * name. It takes every field with its length, as a number of fixed width, or as a number of digests that
- * the shape tells: two different states cannot feed it the same bytes.
+ * Each tensor is cut into chunks of a mebibyte. Each chunk has a SHA-256, so any threads or
+ * processes can hash chunks in any order. The hash of the state covers the position, the name, type
+ * and shape of each tensor, and the digests of its chunks in hexadecimal, with tensors in order of
+ * name. Every field is preceded by its length, has a fixed width, or is a number of digests that
+ * follows from the shape: two different states cannot produce the same input.
  *
- * Files of format 1 have a hash in one go over all bytes. It is kept for reading them.
+ * Files of format 1 have one hash over all bytes. It is kept for reading them.
  */
 #include "base/base.h"
 #include "checkpoint/internal.h"
@@ -23,11 +23,11 @@ struct tdm_state_hasher {
     const tdm_named_tensor **sorted;
     size_t *order;
     size_t count;  /* of tensors */
-    size_t *first; /* by tensor, in order of name: its first chunk; count + 1 entries */
+    size_t *first; /* the first chunk of each tensor, in order of name; count + 1 entries */
     digest *digests;
-    /* What was pushed so far: */
-    size_t at, offset; /* the tensor, and the bytes of it */
-    tdm_sha256 *open;  /* of the chunk in work; NULL: none is */
+    /* The position of push: */
+    size_t at, offset; /* the tensor, and the number of its bytes that were pushed */
+    tdm_sha256 *open;  /* of the current chunk; NULL: none */
 };
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
@@ -97,8 +97,9 @@ static bool make_tables(tdm_state_hasher *h, const tdm_named_tensor *tensors)
     return h->digests != NULL;
 }
 
-static tdm_status create(const tdm_position *position, const tdm_named_tensor *tensors,
-                         size_t count, bool need_data, tdm_state_hasher **out, tdm_error *err)
+static tdm_status hasher_create(const tdm_position *position, const tdm_named_tensor *tensors,
+                                size_t count, bool need_data, tdm_state_hasher **out,
+                                tdm_error *err)
 {
     const tdm_named_tensor **sorted = NULL;
     TDM_TRY(tdm__tensors_in_order(tensors, count, need_data, &sorted, err));
@@ -121,7 +122,7 @@ static tdm_status create(const tdm_position *position, const tdm_named_tensor *t
 tdm_status tdm_state_hasher_create(const tdm_position *position, const tdm_named_tensor *tensors,
                                    size_t tensor_count, tdm_state_hasher **out, tdm_error *err)
 {
-    return create(position, tensors, tensor_count, false, out, err);
+    return hasher_create(position, tensors, tensor_count, false, out, err);
 }
 
 void tdm_state_hasher_destroy(tdm_state_hasher *hasher)
@@ -142,7 +143,7 @@ const size_t *tdm_state_hasher_order(const tdm_state_hasher *hasher)
 
 /* ---- bytes, in order --------------------------------------------------------------------------- */
 
-/* Passes over tensors of which all bytes have come, and those without any. */
+/* Skips tensors that are complete, and empty ones. */
 static void skip_full(tdm_state_hasher *h)
 {
     while (h->at < h->count && h->offset == tdm_tensor_bytes(&h->sorted[h->at]->tensor)) {
@@ -151,7 +152,7 @@ static void skip_full(tdm_state_hasher *h)
     }
 }
 
-/* Takes some of the bytes: at most to the end of the chunk in work. */
+/* Hashes some of the bytes, at most to the end of the current chunk. */
 static tdm_status take_some(tdm_state_hasher *h, const uint8_t *bytes, size_t count, size_t *taken,
                             tdm_error *err)
 {
@@ -219,7 +220,7 @@ static tdm_status check_complete(const tdm_state_hasher *h, tdm_error *err)
     return TDM_OK;
 }
 
-/* What stands before a tensor's digests, or, in format 1, its bytes. */
+/* The fields before the digests of a tensor or, in format 1, before its bytes. */
 static void take_head(tdm_sha256 *hash, const tdm_named_tensor *item)
 {
     tdm_sha256_text(hash, item->name);
@@ -303,7 +304,7 @@ tdm_status tdm_state_hash(const tdm_position *position, const tdm_named_tensor *
                           size_t tensor_count, char hex[TDM_SHA256_HEX], tdm_error *err)
 {
     tdm_state_hasher *h = NULL;
-    TDM_TRY(create(position, tensors, tensor_count, true, &h, err));
+    TDM_TRY(hasher_create(position, tensors, tensor_count, true, &h, err));
     tdm_status status = hash_chunks(h, err);
     if (status == TDM_OK) status = tdm_state_hasher_finish(h, hex, err);
     tdm_state_hasher_destroy(h);

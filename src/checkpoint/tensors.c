@@ -1,8 +1,8 @@
 /*
- * tensors.c: named tensors, what safetensors calls their types, and their canonical order.
+ * tensors.c: the names of types in safetensors, and the canonical order of tensors.
  *
- * Order is by the bytes of the name, so it depends on no locale and on no caller. Whatever cannot be
- * written or hashed is refused here, before anybody begins.
+ * Tensors are sorted by the bytes of their names, so the order does not depend on the locale or the
+ * caller. Tensors that cannot be written or hashed are rejected here, before anything is written.
  */
 #include "base/base.h"
 #include "checkpoint/internal.h"
@@ -89,7 +89,8 @@ tdm_status tdm__tensors_in_order(const tdm_named_tensor *tensors, size_t count, 
     return TDM_OK;
 }
 
-/* The format allows no gaps: in order of element size, the largest first, every tensor is aligned. */
+/* The format does not allow gaps. In order of element size, largest first, every tensor is
+ * aligned. */
 static int compare_places(const void *a, const void *b)
 {
     const tdm_named_tensor *x = **(const tdm_named_tensor *const *const *)a;

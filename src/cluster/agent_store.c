@@ -5,6 +5,7 @@
  * When the store does not respond, the agent does not touch its workers: each worker detects by
  * itself when it must leave. The outage is logged once, and its end once.
  */
+#include "base/base.h"
 #include "base/timing.h"
 #include "cluster/agent.h"
 #include "kv/kv.h"

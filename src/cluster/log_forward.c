@@ -16,6 +16,7 @@
  * the log.
  */
 #include "cluster/log_forward.h"
+#include "base/base.h"
 #include "kv/kv.h"
 
 #include <errno.h>

@@ -14,6 +14,10 @@
 /* ---- world ------------------------------------------------------------------------------------ */
 
 uint32_t tdm_comm_epoch(const tdm_comm *comm);
+/* The host of a rank, as in tdm_comm_info. */
+int tdm_comm_host_of(const tdm_comm *comm, int rank);
+/* The deadline of calls that set none, in seconds. */
+double tdm_comm_deadline_s(const tdm_comm *comm);
 
 /* Describes the loss of a rank that is TDM_PEER_LOST; returns false for other ranks. */
 bool tdm_comm_peer_loss(tdm_comm *comm, int rank, tdm_peer_loss *out);
@@ -26,6 +30,7 @@ void *tdm_comm_shared_at(const tdm_comm *comm, uint64_t place);
 
 /* ---- groups ----------------------------------------------------------------------------------- */
 
+int tdm_group_world_rank(const tdm_group *group, int rank); /* of a member */
 /* TDM_OK, or the error with which every call on this group fails. */
 tdm_status tdm_group_check(const tdm_group *group, tdm_error *err);
 

@@ -1,11 +1,11 @@
 /*
- * classes.c: from label texts to class numbers.
+ * classes.c: maps label texts to class numbers.
  *
- * Labels are looked up in an open-addressing hash table that is never more than half full. The
- * final order does not depend on the order of the file: as numbers when every label is one, else by
- * bytes; so two files with the same labels give the same classes. Labels are told apart by their
- * text: "1" and "1.0" are two classes, next to each other. With given classes (those of a training
- * set) nothing is added and the given order stays.
+ * Labels are looked up in an open-addressing hash table that is at most half full. The final order
+ * does not depend on the order of the file: numeric if every label is a number, else by bytes. So
+ * two files with the same labels have the same classes. Labels are compared as texts: "1" and "1.0"
+ * are two classes, next to each other. With given classes (those of a training set) nothing is
+ * added and the given order is kept.
  */
 #include "base/base.h"
 #include "data/data.h"
@@ -18,7 +18,7 @@
 
 #define FIRST_CAPACITY 64
 
-/* The slot that holds this text, or the empty one where it belongs. */
+/* Returns the slot with this text, or the empty slot where it belongs. */
 static size_t slot_of(const tdm__classes *classes, const char *text, size_t length)
 {
     size_t mask = classes->slot_count - 1;
@@ -49,7 +49,7 @@ static bool make_room(tdm__classes *classes, int32_t capacity)
     return true;
 }
 
-static tdm_status add(tdm__classes *classes, size_t slot, const char *text, size_t length)
+static tdm_status class_add(tdm__classes *classes, size_t slot, const char *text, size_t length)
 {
     if (classes->count == TDM__MAX_CLASSES) return TDM_ERR_RANGE;
     if (classes->count == classes->capacity) {
@@ -79,7 +79,7 @@ tdm_status tdm__classes_init(tdm__classes *classes, tdm_arena *arena,
         size_t slot = slot_of(classes, name, strlen(name));
         if (classes->slots[slot] >= 0)
             return tdm_fail(err, TDM_ERR_INVALID, "the class name '%s' is given twice", name);
-        tdm_status status = add(classes, slot, name, strlen(name));
+        tdm_status status = class_add(classes, slot, name, strlen(name));
         if (status != TDM_OK) return tdm_fail(err, status, "no memory for the classes");
     }
     classes->fixed = true;
@@ -98,7 +98,7 @@ tdm_status tdm__classes_number(tdm__classes *classes, const char *text, size_t l
     size_t slot = slot_of(classes, text, length);
     if (classes->slots[slot] < 0) {
         if (classes->fixed) return TDM_ERR_NOT_FOUND;
-        TDM_TRY(add(classes, slot, text, length));
+        TDM_TRY(class_add(classes, slot, text, length));
         *out = classes->count - 1;
         return TDM_OK;
     }
@@ -148,7 +148,7 @@ tdm_status tdm__classes_sort(tdm__classes *classes, int32_t *numbers, tdm_error 
         numbers[entries[i].number] = (int32_t)i;
     }
     free(entries);
-    /* The table follows, so that look-ups give the final numbers from here on. */
+    /* Updates the table, so that look-ups return the final numbers from now on. */
     for (size_t i = 0; i < classes->slot_count; i++)
         if (classes->slots[i] >= 0) classes->slots[i] = numbers[classes->slots[i]];
     return TDM_OK;
@@ -176,7 +176,7 @@ bool tdm_dataset_has_numeric_target(const tdm_dataset *dataset)
 
 /* ---- hints ----------------------------------------------------------------------------------- */
 
-static const char *candidate(size_t index, const void *user)
+static const char *class_candidate(size_t index, const void *user)
 {
     return ((const tdm__classes *)user)->names[index];
 }
@@ -188,7 +188,7 @@ const char *tdm__classes_hint(const tdm__classes *classes, const char *text, siz
     char shown[TDM__SHOW_BYTES];
     buffer[0] = 0;
     const char *nearest = tdm_text_nearest(tdm__text_show(text, length, word),
-                                           (size_t)classes->count, candidate, classes);
+                                           (size_t)classes->count, class_candidate, classes);
     if (nearest)
         snprintf(buffer, 128, "; perhaps '%s' is meant",
                  tdm__text_show(nearest, strlen(nearest), shown));

@@ -9,20 +9,20 @@
 
 #include <tandem/data.h>
 
-/* Whether the labels look like the target of a regression, not like classes: all are numbers, and they are
- * fractions, or many for the number of samples. */
+/* Whether the labels look like the target of a regression instead of classes: all are numbers,
+ * and they are fractions, or there are many compared with the samples. */
 bool tdm_dataset_has_numeric_target(const tdm_dataset *dataset);
 
-/* The features as they lie in memory, and how many bytes they are. Not for parts, whose features lie
- * within those of what they were split from. */
+/* The features in memory, and their size in bytes. Not for parts: their features are inside
+ * those of the original data set. */
 const void *tdm_dataset_block(const tdm_dataset *dataset, size_t *bytes);
-/* Somebody has copied the block that begins at `from` to `to`, and keeps it there as long as the data
- * set lives: features are read there from now on, and a block of its own at `from` is freed. Parts
- * are moved before what they were split from. */
+/* Tells the data set that the block at `from` was copied to `to`, where it stays as long as the
+ * data set exists. From then on features are read there; if the data set owned the block at
+ * `from`, it frees it. Parts must be moved before the original data set. */
 void tdm_dataset_move(tdm_dataset *dataset, const void *from, const void *to);
 
-/* The number, from 0, that a sample has in its file: another than its index in a part that a split
- * made. Windows of tokens are counted within their part. */
+/* The number of a sample in its file, from 0; in a part made by a split, it differs from its
+ * index. Windows of tokens are counted within their part. */
 int64_t tdm_dataset_number(const tdm_dataset *dataset, int64_t index);
 
 /* The largest absolute value of any feature of any sample; 0 for an empty set. For tables only. */
@@ -30,6 +30,26 @@ double tdm_dataset_largest(const tdm_dataset *dataset);
 
 /* ---- characters ------------------------------------------------------------------------------ */
 
+/*
+ * A vocabulary of characters (UTF-8 code points): maps each of them to its token. Read-only after
+ * its creation; any number of threads may use it.
+ */
+typedef struct tdm_vocabulary tdm_vocabulary;
+
+/* Creates a vocabulary from the class names of a text, in their order; each must be one
+ * character. */
+tdm_status tdm_vocabulary_create(const char *const *characters, int64_t count, tdm_vocabulary **out,
+                                 tdm_error *err);
+void tdm_vocabulary_destroy(tdm_vocabulary *vocabulary);
+/* Writes the tokens of a text to `out`, which has room for `length` of them, and their number to
+ * *out_count. Invalid UTF-8 and unknown characters are errors, whose messages begin with `name`
+ * and contain the position. */
+tdm_status tdm_vocabulary_encode(const tdm_vocabulary *vocabulary, const char *name,
+                                 const char *text, size_t length, int32_t *out, int64_t *out_count,
+                                 tdm_error *err);
 int64_t tdm_vocabulary_count(const tdm_vocabulary *vocabulary);
+
+/* The library that unpacks gzip: "zlib 1.2.13". Returns `buffer`. */
+const char *tdm_data_library(char buffer[TDM_LIBRARY_BYTES]);
 
 #endif

@@ -1,9 +1,9 @@
 /*
- * dataset.c: from a file, or bytes, to a data set; and its end.
+ * dataset.c: loads a data set from a file or from bytes, and releases it.
  *
- * Here the steps are put together: read, unpack when packed, find the format, let it read. No
- * format opens files or knows about gzip. A failure anywhere leaves nothing behind, and its message
- * begins with the name of the file it is about.
+ * The steps: read the file, decompress it if it is gzip, find the format, and let it read. Formats
+ * do not open files and do not know gzip. A failure releases everything, and its message begins
+ * with the name of the file.
  */
 #include "base/base.h"
 #include "data/data.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <tandem/os.h>
 
-/* Plain bytes: borrowed as they came, or unpacked into `owned`. */
+/* Plain bytes: borrowed, or decompressed into `owned`. */
 typedef struct plain_bytes {
     const uint8_t *bytes;
     size_t count;
@@ -108,7 +108,7 @@ tdm_status tdm_dataset_load(const char *path, const tdm_data_options *options, t
     if (options->labels_path)
         status = tdm_file_read(options->labels_path, limit_of(options), &labels, err);
     if (status == TDM_OK) {
-        /* An empty file may have no address; it is still a file of labels. */
+        /* An empty file may have no address; it still counts as a file of labels. */
         const void *label_bytes = labels.data ? labels.data : (const uint8_t *)"";
         status = tdm_dataset_parse(data.data, data.count, options->labels_path ? label_bytes : NULL,
                                    labels.count, path, options, out, err);

@@ -1,12 +1,13 @@
 /*
- * gzip.c: the filter below the formats. It turns the bytes of a .gz file into plain bytes.
+ * gzip.c: decompresses .gz files, before a format reads them.
  *
- * A file may hold several members one after another, as `cat a.gz b.gz` makes them, and may be
- * padded with zero bytes at the end, as gzip itself allows; anything else after a member is an
- * error. The output grows as it is made and never past the limit, whatever the file claims about
- * its size, so a small file cannot ask for a large block of memory without the bytes to fill it.
+ * A file may contain several members one after another, as `cat a.gz b.gz` makes them, and padding
+ * with zero bytes at the end, as gzip allows; anything else after a member is an error. The output
+ * grows while it is produced, up to the limit, whatever size the file claims. So a small file
+ * cannot cause a large allocation without the bytes to fill it.
  */
 #include "base/base.h"
+#include "data/data.h"
 #include "data/internal.h"
 
 #include <stdio.h>
@@ -15,7 +16,7 @@
 #include <zlib.h>
 
 #define FIRST_BLOCK_BYTES (UINT64_C(64) << 10)
-#define CHUNK_BYTES (UINT32_C(1) << 30) /* zlib counts in 32 bits */
+#define CHUNK_BYTES (UINT32_C(1) << 30) /* zlib has 32-bit counters */
 
 typedef struct unpacker {
     const char *name;
@@ -40,7 +41,7 @@ bool tdm__gzip_sniff(const uint8_t *bytes, size_t count)
     return count >= 2 && bytes[0] == 0x1f && bytes[1] == 0x8b;
 }
 
-static tdm_status grow(unpacker *u, tdm_error *err)
+static tdm_status output_grow(unpacker *u, tdm_error *err)
 {
     if (u->output_capacity >= u->limit_bytes) {
         return tdm_fail(err, TDM_ERR_RANGE,
@@ -59,21 +60,21 @@ static tdm_status grow(unpacker *u, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status truncated(const unpacker *u, tdm_error *err)
+static tdm_status fail_truncated(const unpacker *u, tdm_error *err)
 {
     return tdm_fail(err, TDM_ERR_FORMAT,
                     "%s: the gzip file is cut off after %zu bytes (%zu unpacked); fetch it again",
                     u->name, u->input_count, u->output_count);
 }
 
-/* When the output is exactly as long as the limit, inflate still has a trailer to read: it gets one
- * spare byte, and filling that byte is what goes past the limit. */
+/* If the output is exactly as long as the limit, inflate must still read a trailer: it gets one
+ * spare byte. If that byte is written, the limit is exceeded. */
 static tdm_status inflate_some(unpacker *u, int *out_code, tdm_error *err)
 {
     uint8_t spare;
     bool full = u->output_count == u->output_capacity;
     if (full && u->output_capacity < u->limit_bytes) {
-        TDM_TRY(grow(u, err));
+        TDM_TRY(output_grow(u, err));
         full = false;
     }
     size_t input_left = u->input_count - u->input_used;
@@ -89,12 +90,13 @@ static tdm_status inflate_some(unpacker *u, int *out_code, tdm_error *err)
     size_t taken = offered_in - u->stream.avail_in;
     size_t made = offered_out - u->stream.avail_out;
     u->input_used += taken;
-    if (full && made > 0) return grow(u, err); /* says that the limit is passed */
+    if (full && made > 0) return output_grow(u, err); /* reports that the limit is exceeded */
     u->output_count += made;
 
     if (code == Z_MEM_ERROR) return tdm_fail_oom(err, "to unpack (%s)", u->name);
     if (code == Z_BUF_ERROR || (code == Z_OK && taken == 0 && made == 0))
-        return truncated(u, err); /* no progress, and there was room: the input has ended */
+        return fail_truncated(u,
+                              err); /* no progress although there is space: the input has ended */
     if (code != Z_OK && code != Z_STREAM_END)
         return tdm_fail(err, TDM_ERR_FORMAT,
                         "%s: the gzip file is damaged near byte %zu (%s); fetch it again", u->name,
@@ -103,7 +105,7 @@ static tdm_status inflate_some(unpacker *u, int *out_code, tdm_error *err)
     return TDM_OK;
 }
 
-/* After a member: another one, zero padding up to the end, or the end. */
+/* Reads what follows a member: another member, zero padding up to the end, or the end. */
 static tdm_status next_member(unpacker *u, bool *out_more, tdm_error *err)
 {
     const uint8_t *rest = u->input + u->input_used;
@@ -142,7 +144,7 @@ tdm_status tdm__gzip_unpack(const char *name, const uint8_t *bytes, size_t count
 {
     unpacker u = {.name = name, .input = bytes, .input_count = count, .limit_bytes = limit_bytes};
     if (inflateInit2(&u.stream, 15 + 16) != Z_OK) return tdm_fail_oom(err, "to unpack (%s)", name);
-    tdm_status status = grow(&u, err);
+    tdm_status status = output_grow(&u, err);
     if (status == TDM_OK) status = unpack_members(&u, err);
     inflateEnd(&u.stream);
     if (status != TDM_OK) {

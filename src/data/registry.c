@@ -1,9 +1,9 @@
 /*
- * registry.c: the formats there are, in the order in which they are tried.
+ * registry.c: the data formats, in the order in which they are tried.
  *
- * To add one: a file in formats/ with a tdm_data_format_ops table, its name in data.h's
- * tdm_data_format and in internal.h, and a line here. IDX comes first because its first bytes are
- * sure; a text of tokens is known by its name alone, unless the caller wants tokens; CSV takes
+ * To add one: a file in formats/ with a tdm_data_format_ops table, its name in tdm_data_format of
+ * data.h and in internal.h, and a line here. IDX is first because its first bytes are unambiguous.
+ * A text of tokens is recognised by its name only, unless the caller wants tokens. CSV accepts
  * anything that looks like text.
  */
 #include "data/internal.h"
@@ -24,8 +24,7 @@ static tdm_status by_number(const tdm__data_source *source, int format,
         *out = formats[i];
         return TDM_OK;
     }
-    return tdm_fail(err, TDM_ERR_INVALID, "%s: there is no data format number %d", source->name,
-                    format);
+    return tdm_fail(err, TDM_ERR_INVALID, "%s: unknown data format %d", source->name, format);
 }
 
 tdm_status tdm__data_format_find(const tdm__data_source *source, const tdm_data_options *options,

@@ -1,23 +1,24 @@
 /*
- * sampler.c: the order in which samples are seen, as a keyed permutation.
+ * sampler.c: the order of samples, as a keyed permutation.
  *
  * The permutation of n things is an unbalanced Feistel network over ceil(log2 n) bits, which is a
- * bijection whatever its round function, with cycle walking: a value outside 0 ... n-1 is put
- * through again until it falls inside. The domain is less than 2n, so that takes fewer than two
- * passes on average. The round keys come from Philox at (seed, stream, step).
+ * bijection for any round function, with cycle walking: a value outside 0 ... n-1 is permuted again
+ * until it is inside. The domain is smaller than 2n, so that takes fewer than two passes on
+ * average. The round keys come from Philox at (seed, stream, step).
  *
- * Twelve rounds leave no trace that a chi-square test over single places, pairs and triples finds.
- * In a tiny domain a round has so few outcomes that whole orders are not equally likely until much
- * later, so up to 16 things are given 32 rounds: then all orders of 8 are.
+ * After twelve rounds, a chi-square test over single positions, pairs and triples finds no pattern.
+ * In a small domain a round has few possible outcomes, so whole orders become equally likely only
+ * after more rounds: up to 16 things get 32 rounds, and then all orders of 8 are equally likely.
  *
- * The order is part of a job's results: the numbers of rounds, the mixing function and the way keys
- * are drawn must never change. The unit test pins values for that reason.
+ * The order is part of the results of a job: the number of rounds, the mixing function and the
+ * derivation of the keys must never change. The unit test pins values.
  */
 #include "base/base.h"
 #include "data/internal.h"
 
-/* A multiply-xorshift finaliser: every bit of the sum reaches every bit of the result. */
-static inline uint64_t mix(uint64_t value, uint64_t key)
+/* A multiply-xorshift finaliser: every bit of the sum affects every bit of the result. The
+ * constants belong to the order of samples; see tdm_mix64 for other purposes. */
+static inline uint64_t permutation_mix(uint64_t value, uint64_t key)
 {
     uint64_t z = value + key;
     z ^= z >> 32;
@@ -41,7 +42,8 @@ tdm__permutation tdm__permutation_init(uint64_t count, uint64_t seed, uint32_t s
                                        uint64_t step)
 {
     tdm__permutation permutation;
-    permutation.count = count; /* only the keys in use are set: the rest would cost time */
+    permutation.count =
+        count; /* only the keys in use are set; setting the others would take time */
     int bits = bits_for(count);
     int high_bits = bits / 2; /* at most 32, so no shift below reaches 64 */
     permutation.round_count = bits <= SMALL_BITS ? SMALL_ROUNDS : ROUNDS;
@@ -54,13 +56,13 @@ tdm__permutation tdm__permutation_init(uint64_t count, uint64_t seed, uint32_t s
     return permutation;
 }
 
-static inline uint64_t pass(const tdm__permutation *permutation, uint64_t value)
+static inline uint64_t permutation_pass(const tdm__permutation *permutation, uint64_t value)
 {
     uint64_t low = value & permutation->low_mask;
     uint64_t high = value >> permutation->low_bits;
     for (int round = 0; round < permutation->round_count; round += 2) {
-        low ^= mix(high, permutation->keys[round]) & permutation->low_mask;
-        high ^= mix(low, permutation->keys[round + 1]) & permutation->high_mask;
+        low ^= permutation_mix(high, permutation->keys[round]) & permutation->low_mask;
+        high ^= permutation_mix(low, permutation->keys[round + 1]) & permutation->high_mask;
     }
     return high << permutation->low_bits | low;
 }
@@ -68,10 +70,10 @@ static inline uint64_t pass(const tdm__permutation *permutation, uint64_t value)
 uint64_t tdm__permutation_at(const tdm__permutation *permutation, uint64_t position)
 {
     if (permutation->count <= 1) return 0;
-    /* A position outside would break the promise that the walk comes back inside: wrap it. */
+    /* The walk ends only for a position inside the domain, so others are wrapped. */
     uint64_t value = position < permutation->count ? position : position % permutation->count;
     do {
-        value = pass(permutation, value);
+        value = permutation_pass(permutation, value);
     } while (value >= permutation->count);
     return value;
 }

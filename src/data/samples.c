@@ -1,10 +1,10 @@
 /*
- * samples.c: what is asked of the samples of a data set once it is in memory.
+ * samples.c: operations on the samples of a data set in memory: gathering a batch, means and
+ * deviations, the largest value, the hash.
  *
- * Gathering a batch, means and deviations, the largest value, the hash. All of it goes by sample
- * index through tdm__dataset_row(), so a part made by a split answers like a set of its own. Windows
- * of tokens need no rows: window i begins at token i * stride of its part. These functions only
- * read: any number of threads may run them on one data set.
+ * All of them use the sample index and tdm__dataset_row(), so they work for a part made by a split
+ * as well. Windows of tokens need no rows: window i begins at token i * stride of its part. These
+ * functions only read: any number of threads may call them on one data set.
  */
 #include "base/base.h"
 #include "data/data.h"
@@ -83,7 +83,7 @@ int64_t tdm_dataset_number(const tdm_dataset *dataset, int64_t index)
     return tdm__dataset_row(dataset, index);
 }
 
-/* Two passes, so that a large mean does not eat the digits of a small deviation. */
+/* Two passes, so that a large mean does not cancel the digits of a small deviation. */
 void tdm_dataset_moments(const tdm_dataset *dataset, double *mean, double *deviation)
 {
     assert(dataset->info.kind == TDM_DATA_KIND_TABLE);
@@ -133,7 +133,8 @@ static void to_little_endian(uint32_t *words, size_t count)
 #endif
 }
 
-/* Features count as f32 however they are stored: the same samples from CSV and IDX hash alike. */
+/* Features are hashed as f32 however they are stored: the same samples from CSV and IDX have the
+ * same hash. */
 static void hash_features(const tdm_dataset *dataset, tdm_sha256 *hash)
 {
     union {
@@ -167,7 +168,8 @@ static void hash_classes(const tdm_dataset *dataset, tdm_sha256 *hash)
     }
 }
 
-/* Tokens count as numbers of 32 bits however they are stored; where windows begin is part of it. */
+/* Tokens are hashed as 32-bit numbers however they are stored, together with the positions of
+ * the windows. */
 static void hash_tokens(const tdm_dataset *dataset, tdm_sha256 *hash)
 {
     union {

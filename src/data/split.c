@@ -1,13 +1,12 @@
 /*
- * split.c: cutting a data set in two, by a seed.
+ * split.c: splits a data set into training and test part, by a seed.
  *
- * The test part is the first m places of a keyed permutation of the samples, m = round(fraction *
- * n) kept between 1 and n-1. So it depends on (n, fraction, seed) alone, and never on the order in
- * which anybody asks. Both parts list their samples in file order and borrow the memory of the set
- * they were cut from.
+ * The test part is the first m positions of a keyed permutation of the samples, where m =
+ * round(fraction * n), between 1 and n-1. So it depends on n, fraction and seed only. Both parts
+ * list their samples in file order and borrow the memory of the original data set.
  *
- * Windows of a text overlap, so drawing them by lot would put most of the test's tokens into
- * training as well: a text is cut at one place instead, and the test part is what comes after.
+ * Windows of a text overlap, so a random selection would put most tokens of the test part into the
+ * training part as well. A text is cut at one position instead, and the test part is what follows.
  */
 #include "base/base.h"
 #include "data/internal.h"
@@ -41,8 +40,8 @@ static int64_t test_count_of(int64_t sample_count, double fraction)
     return wanted < sample_count ? wanted : sample_count - 1;
 }
 
-/* One byte per sample: 1 for those of the test part. NULL when out of memory. */
-static uint8_t *choose(int64_t sample_count, int64_t test_count, uint64_t seed)
+/* One byte per sample: 1 for those of the test part. NULL if memory runs out. */
+static uint8_t *test_rows_choose(int64_t sample_count, int64_t test_count, uint64_t seed)
 {
     uint8_t *chosen = calloc((size_t)sample_count, 1);
     if (!chosen) return NULL;
@@ -106,7 +105,7 @@ tdm_status tdm_dataset_split(const tdm_dataset *dataset, double fraction, uint64
     const tdm_dataset_info *info = &dataset->info;
     if (!(fraction > 0.0 && fraction < 1.0))
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "%s: the fraction to split off is %g; it must lie between 0 and 1",
+                        "%s: the fraction to split off is %g; it must be between 0 and 1",
                         info->path, fraction);
     if (info->kind == TDM_DATA_KIND_TOKENS)
         return split_text(dataset, fraction, out_rest, out_test, err);
@@ -120,7 +119,7 @@ tdm_status tdm_dataset_split(const tdm_dataset *dataset, double fraction, uint64
     int64_t *test_rows = NULL;
     tdm_dataset *rest = create_part(dataset, info->sample_count - test_count, &rest_rows);
     tdm_dataset *test = create_part(dataset, test_count, &test_rows);
-    uint8_t *chosen = choose(info->sample_count, test_count, seed);
+    uint8_t *chosen = test_rows_choose(info->sample_count, test_count, seed);
     if (!rest || !test || !chosen) {
         free(chosen);
         tdm_dataset_destroy(test);

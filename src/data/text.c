@@ -1,12 +1,11 @@
 /*
- * text.c: numbers and texts as they stand in data files.
+ * text.c: parses numbers of data files, and prepares their texts for messages.
  *
- * A number is an optional sign, decimal digits with an optional point, and an optional exponent;
- * nothing else: no hexadecimal, no thousands separators. Short decimals, which is nearly all of
- * them, are read exactly by one multiplication or division: when the digits are below 2^53 and the
- * power of ten is at most 10^22, both are exact doubles and the result is correctly rounded. The
- * rest goes to strtod in the "C" locale, so a decimal comma set elsewhere in the process is no
- * danger.
+ * A number is an optional sign, decimal digits with an optional point, and an optional exponent; no
+ * hexadecimal, no thousands separators. Most decimals are short and are read exactly by one
+ * multiplication or division: if the digits are below 2^53 and the power of ten is at most 10^22,
+ * both are exact doubles and the result is correctly rounded. The others are read by strtod in the
+ * "C" locale, so a decimal comma in the locale of the process has no effect.
  */
 #include "base/base.h"
 #include "data/internal.h"
@@ -26,7 +25,7 @@ static const double power_of_ten[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  
 
 typedef struct decimal {
     bool negative;
-    bool exact;       /* `digits` holds all digits and is at most 2^53 */
+    bool exact;       /* `digits` contains all digits and is at most 2^53 */
     uint64_t digits;  /* without the point */
     int64_t exponent; /* of ten, for `digits` */
 } decimal;
@@ -45,7 +44,7 @@ static inline void add_digit(decimal *number, char c)
     number->digits = number->digits * 10 + (uint64_t)(c - '0');
 }
 
-/* Checks the grammar to the last character, and gathers what the fast path needs. */
+/* Checks the grammar to the last character, and collects the values for the fast path. */
 static bool scan_decimal(const char *p, const char *end, decimal *out)
 {
     decimal number = {.exact = true};
@@ -82,14 +81,15 @@ static bool is_not_finite(const char *text, size_t length)
            (length == 8 && !strncasecmp(text, "infinity", 8));
 }
 
-/* The slow and always correct way; the text has passed scan_decimal(). */
+/* The slow path, always correct; the text has passed scan_decimal(). */
 static double parse_in_c_locale(const char *text, size_t length)
 {
     char buffer[NUMBER_BYTES];
     memcpy(buffer, text, length);
     buffer[length] = 0;
     locale_t c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
-    if (!c_locale) return strtod(buffer, NULL); /* glibc keeps "C" ready: this cannot run out */
+    if (!c_locale)
+        return strtod(buffer, NULL); /* glibc has "C" built in: this cannot run out of memory */
     double value = strtod_l(buffer, NULL, c_locale);
     freelocale(c_locale);
     return value;
@@ -139,7 +139,7 @@ const char *tdm__text_show(const char *text, size_t length, char buffer[TDM__SHO
         size_t step = tdm_text_utf8(p, (size_t)(end - p), NULL);
         bool plain = step > 1 || (step == 1 && *p >= 0x20 && *p != 0x7f);
         size_t bytes = plain ? step : 1;
-        if (used + bytes + 4 > TDM__SHOW_BYTES) { /* room for "..." and the end */
+        if (used + bytes + 4 > TDM__SHOW_BYTES) { /* space for "..." and the terminator */
             memcpy(buffer + used, "...", 3);
             used += 3;
             break;

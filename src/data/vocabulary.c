@@ -1,10 +1,10 @@
 /*
- * vocabulary.c: from characters to tokens.
+ * vocabulary.c: maps characters to tokens.
  *
- * A character is a UTF-8 code point; its token is its place in the vocabulary, found by one look
- * into a table over the code points. Texts come from outside: each byte is checked, and the first
- * that is wrong is named with its place. A byte order mark at the very start is passed over. NUL is
- * no character of a text, so that every character has a name of its own as a C string.
+ * A character is a UTF-8 code point; its token is its index in the vocabulary, found by one access
+ * to a table over the code points. Texts are untrusted: each byte is checked, and an error contains
+ * the position of the first invalid one. A byte order mark at the beginning is skipped. NUL is not
+ * allowed, so every character can be a C string.
  */
 #include "base/base.h"
 #include "data/data.h"
@@ -19,7 +19,7 @@ struct tdm_vocabulary {
     int64_t count;
 };
 
-/* Walks over a text; `byte` and `line` say where it stands, in messages. */
+/* Iterates over a text; `byte` and `line` are the position for messages. */
 typedef struct walk {
     const tdm__data_source *source;
     size_t byte;   /* of the next character, from 0 */
@@ -46,7 +46,7 @@ static tdm_status bad_byte(const walk *w, tdm_error *err)
                     w->source->name, (unsigned long long)w->line, w->byte, byte);
 }
 
-/* The next character; *out_length is 0 at the end. */
+/* Reads the next character; *out_length is 0 at the end. */
 static tdm_status walk_next(walk *w, uint32_t *out_code, size_t *out_length, tdm_error *err)
 {
     const uint8_t *bytes = w->source->bytes;
@@ -63,7 +63,7 @@ static tdm_status walk_next(walk *w, uint32_t *out_code, size_t *out_length, tdm
 
 /* ---- what characters there are --------------------------------------------------------------- */
 
-static size_t encode(uint32_t code, char out[5])
+static size_t text_encode(uint32_t code, char out[5])
 {
     size_t count = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
     static const uint8_t lead[] = {0, 0, 0xc0, 0xe0, 0xf0};
@@ -73,10 +73,10 @@ static size_t encode(uint32_t code, char out[5])
     return count;
 }
 
-/* Which characters a text has, and how many characters it is long. */
+/* The set of characters of a text, and its length in characters. */
 typedef struct census {
     uint8_t *seen;       /* [TDM__MAX_CODES] */
-    uint32_t code_count; /* no code from here on was seen */
+    uint32_t code_count; /* all codes found are below this one */
     int64_t count;
 } census;
 
@@ -106,7 +106,7 @@ static tdm_status name_all(const tdm__data_source *source, const census *c, tdm_
     for (uint32_t code = 0; names && code < c->code_count; code++) {
         char text[5];
         if (!c->seen[code]) continue;
-        names[used] = tdm_arena_strndup(arena, text, encode(code, text));
+        names[used] = tdm_arena_strndup(arena, text, text_encode(code, text));
         if (!names[used++]) names = NULL;
     }
     if (!names) return tdm_fail_oom(err, "for %s", source->name);
@@ -142,7 +142,7 @@ static tdm_status code_of(const char *character, int64_t index, uint32_t *out, t
                     (long long)index, tdm__text_show(character ? character : "", length, shown));
 }
 
-static tdm_status fill(tdm_vocabulary *v, const char *const *characters, tdm_error *err)
+static tdm_status table_fill(tdm_vocabulary *v, const char *const *characters, tdm_error *err)
 {
     uint32_t code;
     for (int64_t i = 0; i < v->count; i++) {
@@ -173,7 +173,7 @@ tdm_status tdm_vocabulary_create(const char *const *characters, int64_t count, t
     tdm_vocabulary *v = calloc(1, sizeof(*v));
     if (!v) return tdm_fail_oom(err, "for the vocabulary");
     v->count = count;
-    tdm_status status = fill(v, characters, err);
+    tdm_status status = table_fill(v, characters, err);
     if (status != TDM_OK) {
         tdm_vocabulary_destroy(v);
         return status;
@@ -196,10 +196,11 @@ int64_t tdm_vocabulary_count(const tdm_vocabulary *vocabulary)
 
 /* ---- texts ----------------------------------------------------------------------------------- */
 
-static tdm_status unknown(const tdm_vocabulary *v, const walk *w, uint32_t code, tdm_error *err)
+static tdm_status fail_unknown(const tdm_vocabulary *v, const walk *w, uint32_t code,
+                               tdm_error *err)
 {
     char text[5], shown[TDM__SHOW_BYTES];
-    size_t length = encode(code, text);
+    size_t length = text_encode(code, text);
     return tdm_fail(err, TDM_ERR_FORMAT,
                     "%s: line %llu: the character '%s' (U+%04X) is none of the %lld in the "
                     "vocabulary, which are those of the training data",
@@ -220,7 +221,7 @@ tdm_status tdm__vocabulary_encode(const tdm_vocabulary *vocabulary, const tdm__d
             return TDM_OK;
         }
         int32_t token = code < vocabulary->code_count ? vocabulary->token_of[code] : -1;
-        if (token < 0) return unknown(vocabulary, &w, code, err);
+        if (token < 0) return fail_unknown(vocabulary, &w, code, err);
         if (dtype == TDM_DTYPE_U8)
             ((uint8_t *)out)[i] = (uint8_t)token;
         else if (dtype == TDM_DTYPE_U16)

@@ -12,6 +12,7 @@
  * merged. Sums of losses are exact (exact_sum.h), so metrics depend neither on the size of batches nor
  * on N.
  */
+#include "nn/nn.h"
 #include <tandem/os.h>
 
 #include "base/base.h"
@@ -59,8 +60,8 @@ void tdm_predictor_destroy(tdm_predictor *predictor)
     free(predictor);
 }
 
-static tdm_status prepare(tdm_predictor *p, const tdm_model_options *model, float *params,
-                          tdm_error *err)
+static tdm_status predictor_prepare(tdm_predictor *p, const tdm_model_options *model, float *params,
+                                    tdm_error *err)
 {
     tdm_model_options m = *model;
     m.training = false;
@@ -94,7 +95,7 @@ tdm_status tdm_predictor_create(const tdm_model_options *model, float *params, t
         return tdm_fail(err, TDM_ERR_INVALID, "eval: the batch must be at least 1");
     tdm_predictor *p = calloc(1, sizeof(*p));
     if (!p) return tdm_fail_oom(err, "to evaluate");
-    tdm_status status = prepare(p, model, params, err);
+    tdm_status status = predictor_prepare(p, model, params, err);
     if (status != TDM_OK) {
         tdm_predictor_destroy(p);
         return status;

@@ -189,12 +189,14 @@ tdm_value tdm_graph_input(tdm_graph *graph, const char *name, tdm_dtype dtype, t
 static void lay_out_params(tdm_graph *graph)
 {
     size_t offset = 0;
+    graph->trained_elements = 0;
     for (int pass = 0; pass < 3; pass++) {
         for (size_t i = 0; i < graph->param_count; i++) {
             tdm_param_info *p = &graph->params[i];
             if ((p->trained ? 0 : p->statistic ? 1 : 2) != pass) continue;
             p->offset = offset;
             offset += tdm_align_up(p->elements, PARAM_ALIGN_ELEMENTS);
+            if (p->trained) graph->trained_elements += p->elements;
         }
         if (pass == 0) graph->trained_extent = offset;
         if (pass == 1) graph->grad_extent = offset;
@@ -418,26 +420,6 @@ tdm_value tdm_graph_lane_sum(tdm_graph *graph, tdm_value x)
     return graph_add_unary(graph, TDM_OP_LANE_SUM, x);
 }
 
-tdm_value tdm_graph_relu(tdm_graph *graph, tdm_value x)
-{
-    return graph_add_unary(graph, TDM_OP_RELU, x);
-}
-
-tdm_value tdm_graph_gelu(tdm_graph *graph, tdm_value x)
-{
-    return graph_add_unary(graph, TDM_OP_GELU, x);
-}
-
-tdm_value tdm_graph_tanh(tdm_graph *graph, tdm_value x)
-{
-    return graph_add_unary(graph, TDM_OP_TANH, x);
-}
-
-tdm_value tdm_graph_sigmoid(tdm_graph *graph, tdm_value x)
-{
-    return graph_add_unary(graph, TDM_OP_SIGMOID, x);
-}
-
 tdm_value tdm_graph_dropout(tdm_graph *graph, tdm_value x, double p)
 {
     if (!(p >= 0 && p < 1)) {
@@ -461,13 +443,6 @@ tdm_value tdm_graph_softmax(tdm_graph *graph, tdm_value x)
     return graph_add_unary(graph, TDM_OP_SOFTMAX, x);
 }
 
-tdm_value tdm_graph_cross_entropy(tdm_graph *graph, tdm_value logits, tdm_value classes,
-                                  double scale)
-{
-    return tdm__graph_add_node(graph, TDM_OP_CROSS_ENTROPY, &(tdm_op_attrs){.scale = scale},
-                               (tdm_value[]){logits, classes}, 2, NULL);
-}
-
 /* ---- inspection ------------------------------------------------------------------------------- */
 
 size_t tdm_graph_param_count(const tdm_graph *graph)
@@ -485,27 +460,13 @@ tdm_value tdm_graph_param_value(const tdm_graph *graph, size_t index)
     return (tdm_value){graph->param_values[index]};
 }
 
-size_t tdm_graph_trained_extent(const tdm_graph *graph)
+tdm_graph_extents tdm_graph_extents_of(const tdm_graph *graph)
 {
-    return graph->trained_extent;
-}
-
-size_t tdm_graph_grad_extent(const tdm_graph *graph)
-{
-    return graph->grad_extent;
-}
-
-size_t tdm_graph_param_extent(const tdm_graph *graph)
-{
-    return graph->param_extent;
-}
-
-uint64_t tdm_graph_trained_elements(const tdm_graph *graph)
-{
-    uint64_t sum = 0;
-    for (size_t i = 0; i < graph->param_count; i++)
-        if (graph->params[i].trained) sum += graph->params[i].elements;
-    return sum;
+    tdm_graph_extents extents = {.trained = graph->trained_extent,
+                                 .grads = graph->grad_extent,
+                                 .params = graph->param_extent,
+                                 .trained_elements = graph->trained_elements};
+    return extents;
 }
 
 size_t tdm_graph_node_count(const tdm_graph *graph)

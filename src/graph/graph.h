@@ -12,6 +12,16 @@
 /* The backward pass rounds parameters again instead of keeping the rounded values of the forward
  * pass: for parameters that are gathered for each use. The bits are the same. */
 void tdm_graph_round_again(tdm_graph *graph);
+/*
+ * The sum of x over all lanes of the batch, by the canonical tree (parallel.h); used by batch norm
+ * over the whole batch. Its gradient is the sum over lanes of the gradient. In a plan it is a step
+ * at which a run must pause (tdm_plan_lane_sum_at); a run that does not pause uses its own x as the
+ * sum.
+ */
+tdm_value tdm_graph_lane_sum(tdm_graph *graph, tdm_value x);
+
+/* The value that tdm_graph_param, ..._statistic or ..._buffer returned for it. */
+tdm_value tdm_graph_param_value(const tdm_graph *graph, size_t index);
 
 /* ---- inspecting a graph ----------------------------------------------------------------------- */
 

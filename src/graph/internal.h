@@ -63,6 +63,7 @@ struct tdm_graph {
     int32_t *param_values;
     size_t param_count, param_capacity;
     size_t trained_extent, grad_extent, param_extent;
+    uint64_t trained_elements; /* without gaps */
     const char *scope;
     uint32_t dropout_count;
     bool in_backward;
@@ -87,7 +88,7 @@ typedef struct tdm__op_row {
     /* Sets shape and dtype of the outputs from inputs and attributes, or returns an error. */
     tdm_status (*infer)(const tdm_op_attrs *attrs, const tdm__value *const in[], tdm__value out[],
                         tdm_error *err);
-    /* Adds the nodes of the gradient: given d_out (none if there is no gradient), sets d_in for the
+    /* Adds the nodes of the gradient: given d_out (none without a gradient), sets d_in for the
      * inputs that need one. NULL: the op has no gradient. */
     void (*backward)(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                      tdm_value d_in[]);

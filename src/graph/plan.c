@@ -14,6 +14,7 @@
 #include "graph/graph.h"
 #include "graph/internal.h"
 #include "graph/memory.h"
+#include "tensor/tensor.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -117,7 +117,7 @@ static int32_t cut_at_necks(pass *p)
 
 /* ---- kept values ------------------------------------------------------------------------------ */
 
-/* Each segment of the last group is a group of its own. */
+/* Each segment of the last group is a separate group. */
 static int32_t group_of(int32_t segment, int32_t segment_count, int32_t group_segments)
 {
     int32_t last_group = (segment_count - 1) / group_segments;

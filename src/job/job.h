@@ -23,4 +23,15 @@ size_t tdm_job_diff(const tdm_job *here, const tdm_job *there, tdm_str *out);
 /* Adds the value of a key as tdm_job_show prints it; "none" if the job does not have it. */
 void tdm_job_value_show(const tdm_job *job, size_t index, tdm_str *out);
 
+/* The YAML library and its version: "libyaml 0.2.5". Returns `buffer`. */
+const char *tdm_job_library(char buffer[TDM_LIBRARY_BYTES]);
+
+/* The reference of all keys that begin with `prefix` ("" for all), as plain text. Returns their
+ * number. */
+size_t tdm_job_keys_text(const char *prefix, tdm_str *out);
+/* The reference of all keys as Markdown: docs/job-file.md. */
+void tdm_job_keys_markdown(tdm_str *out);
+/* Like tdm_job_keys_text, as a JSON array. */
+size_t tdm_job_keys_json(const char *prefix, tdm_str *out);
+
 #endif

@@ -9,26 +9,21 @@
  */
 #include <math.h>
 
-#include "job/internal.h"
+#include "job/keys.h"
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define LAYER_KEY(name, kind, member) KEY_IN(tdm_job_layer, "layers." name, kind, member)
 
 static const tdm_job_key linear_keys[] = {
     {
-        .path = "layers.linear.features",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, size),
+        LAYER_KEY("linear.features", INT, size),
         .required = true,
-        .min = 1,
-        .max = 1048576,
+        RANGE(1, 1048576),
         .word = "classes",
         .also_called = "units out_features size width",
         .help = "The number of outputs; classes is the number of classes.",
     },
     {
-        .path = "layers.linear.bias",
-        .type = TDM_JOB_KEY_BOOL,
-        .offset = offsetof(tdm_job_layer, bias),
+        LAYER_KEY("linear.bias", BOOL, bias),
         .fallback = "true",
         .also_called = "use_bias",
         .help = "Whether to add a learned bias to each output.",
@@ -37,43 +32,31 @@ static const tdm_job_key linear_keys[] = {
 
 static const tdm_job_key conv_keys[] = {
     {
-        .path = "layers.conv.channels",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, size),
+        LAYER_KEY("conv.channels", INT, size),
         .required = true,
-        .min = 1,
-        .max = 65536,
+        RANGE(1, 65536),
         .word = "classes",
         .also_called = "filters out_channels features size",
         .help = "The number of output channels; classes is the number of classes.",
     },
     {
-        .path = "layers.conv.kernel",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, kernel),
+        LAYER_KEY("conv.kernel", INT, kernel),
         .fallback = "3",
-        .min = 1,
-        .max = 1024,
+        RANGE(1, 1024),
         .also_called = "kernel_size window",
         .help = "The height and width of the kernel.",
     },
     {
-        .path = "layers.conv.stride",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, stride),
+        LAYER_KEY("conv.stride", INT, stride),
         .fallback = "1",
-        .min = 1,
-        .max = 1024,
+        RANGE(1, 1024),
         .also_called = "strides",
         .help = "The distance between consecutive positions of the kernel.",
     },
     {
-        .path = "layers.conv.padding",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, padding),
+        LAYER_KEY("conv.padding", INT, padding),
         .fallback = "same",
-        .min = 0,
-        .max = 1024,
+        RANGE(0, 1024),
         .word = "same",
         .word_value = TDM_JOB_PADDING_SAME,
         .also_called = "pad",
@@ -81,28 +64,20 @@ static const tdm_job_key conv_keys[] = {
                 "the size; it requires an odd kernel.",
     },
     {
-        .path = "layers.conv.dilation",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, dilation),
+        LAYER_KEY("conv.dilation", INT, dilation),
         .fallback = "1",
-        .min = 1,
-        .max = 1024,
+        RANGE(1, 1024),
         .help = "The distance between the inputs that the kernel reads.",
     },
     {
-        .path = "layers.conv.groups",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, groups),
+        LAYER_KEY("conv.groups", INT, groups),
         .fallback = "1",
-        .min = 1,
-        .max = 65536,
+        RANGE(1, 65536),
         .help = "The number of groups of channels; each group is convolved separately. As many "
                 "groups as input channels give a depthwise convolution.",
     },
     {
-        .path = "layers.conv.bias",
-        .type = TDM_JOB_KEY_BOOL,
-        .offset = offsetof(tdm_job_layer, bias),
+        LAYER_KEY("conv.bias", BOOL, bias),
         .fallback = "true",
         .also_called = "use_bias",
         .help = "Whether to add a learned bias to each channel. It is not needed before a batch "
@@ -112,43 +87,31 @@ static const tdm_job_key conv_keys[] = {
 
 static const tdm_job_key conv1d_keys[] = {
     {
-        .path = "layers.conv1d.channels",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, size),
+        LAYER_KEY("conv1d.channels", INT, size),
         .required = true,
-        .min = 1,
-        .max = 65536,
+        RANGE(1, 65536),
         .word = "classes",
         .also_called = "filters out_channels features size",
         .help = "The number of output channels; classes is the number of classes.",
     },
     {
-        .path = "layers.conv1d.kernel",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, kernel),
+        LAYER_KEY("conv1d.kernel", INT, kernel),
         .fallback = "3",
-        .min = 1,
-        .max = 1024,
+        RANGE(1, 1024),
         .also_called = "kernel_size window",
         .help = "The length of the kernel.",
     },
     {
-        .path = "layers.conv1d.stride",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, stride),
+        LAYER_KEY("conv1d.stride", INT, stride),
         .fallback = "1",
-        .min = 1,
-        .max = 1024,
+        RANGE(1, 1024),
         .also_called = "strides",
         .help = "The distance between consecutive positions of the kernel.",
     },
     {
-        .path = "layers.conv1d.padding",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, padding),
+        LAYER_KEY("conv1d.padding", INT, padding),
         .fallback = "same",
-        .min = 0,
-        .max = 1024,
+        RANGE(0, 1024),
         .word = "same",
         .word_value = TDM_JOB_PADDING_SAME,
         .also_called = "pad",
@@ -156,28 +119,20 @@ static const tdm_job_key conv1d_keys[] = {
                 "the size; it requires an odd kernel.",
     },
     {
-        .path = "layers.conv1d.dilation",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, dilation),
+        LAYER_KEY("conv1d.dilation", INT, dilation),
         .fallback = "1",
-        .min = 1,
-        .max = 1024,
+        RANGE(1, 1024),
         .help = "The distance between the inputs that the kernel reads.",
     },
     {
-        .path = "layers.conv1d.groups",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, groups),
+        LAYER_KEY("conv1d.groups", INT, groups),
         .fallback = "1",
-        .min = 1,
-        .max = 65536,
+        RANGE(1, 65536),
         .help = "The number of groups of channels; each group is convolved separately. As many "
                 "groups as input channels give a depthwise convolution.",
     },
     {
-        .path = "layers.conv1d.bias",
-        .type = TDM_JOB_KEY_BOOL,
-        .offset = offsetof(tdm_job_layer, bias),
+        LAYER_KEY("conv1d.bias", BOOL, bias),
         .fallback = "true",
         .also_called = "use_bias",
         .help = "Whether to add a learned bias to each channel. It is not needed before a batch "
@@ -187,32 +142,23 @@ static const tdm_job_key conv1d_keys[] = {
 
 static const tdm_job_key max_pool_keys[] = {
     {
-        .path = "layers.max_pool.kernel",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, kernel),
+        LAYER_KEY("max_pool.kernel", INT, kernel),
         .required = true,
-        .min = 1,
-        .max = 1024,
+        RANGE(1, 1024),
         .also_called = "kernel_size size pool_size window",
         .help = "The height and width of the window.",
     },
     {
-        .path = "layers.max_pool.stride",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, stride),
+        LAYER_KEY("max_pool.stride", INT, stride),
         .fallback_note = "the kernel size",
-        .min = 1,
-        .max = 1024,
+        RANGE(1, 1024),
         .also_called = "strides",
         .help = "The distance between consecutive positions of the window.",
     },
     {
-        .path = "layers.max_pool.padding",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, padding),
+        LAYER_KEY("max_pool.padding", INT, padding),
         .fallback = "0",
-        .min = 0,
-        .max = 512,
+        RANGE(0, 512),
         .also_called = "pad",
         .help = "How far windows extend over the edge, at most half a kernel. Positions outside "
                 "are ignored.",
@@ -221,32 +167,23 @@ static const tdm_job_key max_pool_keys[] = {
 
 static const tdm_job_key average_pool_keys[] = {
     {
-        .path = "layers.average_pool.kernel",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, kernel),
+        LAYER_KEY("average_pool.kernel", INT, kernel),
         .required = true,
-        .min = 1,
-        .max = 1024,
+        RANGE(1, 1024),
         .also_called = "kernel_size size pool_size window",
         .help = "The height and width of the window.",
     },
     {
-        .path = "layers.average_pool.stride",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, stride),
+        LAYER_KEY("average_pool.stride", INT, stride),
         .fallback_note = "the kernel size",
-        .min = 1,
-        .max = 1024,
+        RANGE(1, 1024),
         .also_called = "strides",
         .help = "The distance between consecutive positions of the window.",
     },
     {
-        .path = "layers.average_pool.padding",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, padding),
+        LAYER_KEY("average_pool.padding", INT, padding),
         .fallback = "0",
-        .min = 0,
-        .max = 512,
+        RANGE(0, 512),
         .also_called = "pad",
         .help = "How far windows extend over the edge, at most half a kernel. Positions outside "
                 "are ignored.",
@@ -255,22 +192,16 @@ static const tdm_job_key average_pool_keys[] = {
 
 static const tdm_job_key batch_norm_keys[] = {
     {
-        .path = "layers.batch_norm.momentum",
-        .type = TDM_JOB_KEY_REAL,
-        .offset = offsetof(tdm_job_layer, momentum),
+        LAYER_KEY("batch_norm.momentum", REAL, momentum),
         .fallback = "0.1",
-        .min = 0,
-        .max = 1,
+        RANGE(0, 1),
         .min_open = true,
         .help = "The weight of each step in the running statistics, which evaluation uses.",
     },
     {
-        .path = "layers.batch_norm.eps",
-        .type = TDM_JOB_KEY_REAL,
-        .offset = offsetof(tdm_job_layer, eps),
+        LAYER_KEY("batch_norm.eps", REAL, eps),
         .fallback = "1e-05",
-        .min = 0,
-        .max = INFINITY,
+        RANGE(0, INFINITY),
         .min_open = true,
         .also_called = "epsilon",
         .help = "The number that is added to the variance to avoid a division by zero.",
@@ -279,12 +210,9 @@ static const tdm_job_key batch_norm_keys[] = {
 
 static const tdm_job_key layer_norm_keys[] = {
     {
-        .path = "layers.layer_norm.eps",
-        .type = TDM_JOB_KEY_REAL,
-        .offset = offsetof(tdm_job_layer, eps),
+        LAYER_KEY("layer_norm.eps", REAL, eps),
         .fallback = "1e-05",
-        .min = 0,
-        .max = INFINITY,
+        RANGE(0, INFINITY),
         .min_open = true,
         .also_called = "epsilon",
         .help = "The number that is added to the variance to avoid a division by zero.",
@@ -293,12 +221,9 @@ static const tdm_job_key layer_norm_keys[] = {
 
 static const tdm_job_key rms_norm_keys[] = {
     {
-        .path = "layers.rms_norm.eps",
-        .type = TDM_JOB_KEY_REAL,
-        .offset = offsetof(tdm_job_layer, eps),
+        LAYER_KEY("rms_norm.eps", REAL, eps),
         .fallback = "1e-05",
-        .min = 0,
-        .max = INFINITY,
+        RANGE(0, INFINITY),
         .min_open = true,
         .also_called = "epsilon",
         .help = "The number that is added to the mean square to avoid a division by zero.",
@@ -307,12 +232,9 @@ static const tdm_job_key rms_norm_keys[] = {
 
 static const tdm_job_key dropout_keys[] = {
     {
-        .path = "layers.dropout.rate",
-        .type = TDM_JOB_KEY_REAL,
-        .offset = offsetof(tdm_job_layer, rate),
+        LAYER_KEY("dropout.rate", REAL, rate),
         .required = true,
-        .min = 0,
-        .max = 1,
+        RANGE(0, 1),
         .max_open = true,
         .also_called = "p prob probability",
         .help = "The fraction of numbers that are set to zero.",
@@ -321,19 +243,14 @@ static const tdm_job_key dropout_keys[] = {
 
 static const tdm_job_key embedding_keys[] = {
     {
-        .path = "layers.embedding.width",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, size),
+        LAYER_KEY("embedding.width", INT, size),
         .required = true,
-        .min = 1,
-        .max = 65536,
+        RANGE(1, 65536),
         .also_called = "dim features size channels embedding_dim n_embd",
         .help = "The number of channels of each token.",
     },
     {
-        .path = "layers.embedding.tied",
-        .type = TDM_JOB_KEY_BOOL,
-        .offset = offsetof(tdm_job_layer, tied),
+        LAYER_KEY("embedding.tied", BOOL, tied),
         .fallback = "false",
         .also_called = "tie tie_weights",
         .help = "Whether the embedding table also computes the logits, instead of a last layer.",
@@ -342,31 +259,23 @@ static const tdm_job_key embedding_keys[] = {
 
 static const tdm_job_key attention_keys[] = {
     {
-        .path = "layers.attention.heads",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, heads),
+        LAYER_KEY("attention.heads", INT, heads),
         .required = true,
-        .min = 1,
-        .max = 1024,
+        RANGE(1, 1024),
         .also_called = "n_head num_heads n_heads",
         .help = "The number of heads. The number of channels must be a multiple of it.",
     },
     {
-        .path = "layers.attention.causal",
-        .type = TDM_JOB_KEY_CHOICE,
-        .offset = offsetof(tdm_job_layer, causal),
+        LAYER_KEY("attention.causal", CHOICE, causal),
         .fallback = "auto",
         .choices = "auto | yes | no",
         .help = "Whether a position attends only to itself and earlier positions. auto is yes "
                 "for tokens and no for everything else.",
     },
     {
-        .path = "layers.attention.dropout",
-        .type = TDM_JOB_KEY_REAL,
-        .offset = offsetof(tdm_job_layer, rate),
+        LAYER_KEY("attention.dropout", REAL, rate),
         .fallback = "0",
-        .min = 0,
-        .max = 1,
+        RANGE(0, 1),
         .max_open = true,
         .help = "The fraction of attention weights that are set to zero during training.",
     },
@@ -374,18 +283,14 @@ static const tdm_job_key attention_keys[] = {
 
 static const tdm_job_key residual_keys[] = {
     {
-        .path = "layers.residual.layers",
-        .type = TDM_JOB_KEY_LAYERS,
-        .offset = offsetof(tdm_job_layer, layers),
+        LAYER_KEY("residual.layers", LAYERS, layers),
         .required = true,
         .max_count = TDM__LAYERS_LISTED,
         .also_called = "branch block body",
         .help = "The layers of the branch.",
     },
     {
-        .path = "layers.residual.shortcut",
-        .type = TDM_JOB_KEY_CHOICE,
-        .offset = offsetof(tdm_job_layer, shortcut),
+        LAYER_KEY("residual.shortcut", CHOICE, shortcut),
         .fallback = "auto",
         .choices = "auto | identity | projection",
         .also_called = "skip downsample",
@@ -397,19 +302,14 @@ static const tdm_job_key residual_keys[] = {
 
 static const tdm_job_key repeat_keys[] = {
     {
-        .path = "layers.repeat.times",
-        .type = TDM_JOB_KEY_INT,
-        .offset = offsetof(tdm_job_layer, times),
+        LAYER_KEY("repeat.times", INT, times),
         .required = true,
-        .min = 1,
-        .max = 256,
+        RANGE(1, 256),
         .also_called = "count n",
         .help = "The number of repetitions.",
     },
     {
-        .path = "layers.repeat.layers",
-        .type = TDM_JOB_KEY_LAYERS,
-        .offset = offsetof(tdm_job_layer, layers),
+        LAYER_KEY("repeat.layers", LAYERS, layers),
         .required = true,
         .max_count = TDM__LAYERS_LISTED,
         .also_called = "block body",

@@ -4,6 +4,7 @@
  * The text about a key comes from its row; this file adds only the text around the tables.
  * docs/job-file.md is the output of tdm_job_keys_markdown, and a test compares them.
  */
+#include "job/job.h"
 #include <string.h>
 
 #include "job/internal.h"
@@ -317,4 +318,12 @@ void tdm_job_keys_markdown(tdm_str *out)
             if (tdm__job_group_has(group, key)) add_key_row(key, out);
         }
     }
+}
+
+size_t tdm_job_keys(tdm_job_keys_format format, const char *prefix, tdm_str *out)
+{
+    if (format == TDM_JOB_KEYS_TEXT) return tdm_job_keys_text(prefix, out);
+    if (format == TDM_JOB_KEYS_JSON) return tdm_job_keys_json(prefix, out);
+    tdm_job_keys_markdown(out);
+    return tdm_job_key_count();
 }

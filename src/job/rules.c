@@ -250,7 +250,7 @@ static const rule rules[] = {
         .keys = {"eval.weights", "optim.ema"},
         .is_broken = ema_that_is_not_kept,
         .message =
-            "'eval.weights' is ema, but there is no moving average; set 'optim.ema' above 0, "
+            "'eval.weights' is ema, but the job computes no moving average; set 'optim.ema' above 0, "
             "such as 0.999",
     },
     {

@@ -7,6 +7,7 @@
  * reads only valid UTF-8; nesting is bounded, which bounds the recursion here. Lines and columns
  * count from 1, columns in characters.
  */
+#include "job/job.h"
 #include <stdio.h>
 #include <string.h>
 #include <yaml.h>

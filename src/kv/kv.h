@@ -89,4 +89,14 @@ tdm_status tdm_kv_release(tdm_kv *kv, uint64_t lease, tdm_error *err);
 tdm_status tdm_kv_wait(tdm_kv *kv, const char *prefix, uint64_t revision, double seconds,
                        uint64_t *out, tdm_error *err);
 
+/* The store implementations of this build, for `tandem doctor`. False past the end. */
+typedef struct tdm_kv_info {
+    const char *name;
+    const char *about;
+    bool usable;
+    char why[160];
+    char library[TDM_LIBRARY_BYTES];
+} tdm_kv_info;
+bool tdm_kv_at(size_t index, tdm_kv_info *out);
+
 #endif

@@ -6,8 +6,7 @@
  * choice is a function of the logits and the random number only.
  */
 #include "base/base.h"
-
-#include <tandem/nn.h>
+#include "nn/nn.h"
 
 #include <math.h>
 #include <stdlib.h>

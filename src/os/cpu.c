@@ -30,7 +30,7 @@ static int affinity_count(void)
     return 0;
 }
 
-/* Microseconds of processor time per period; false when there is no limit. */
+/* Microseconds of CPU time per period; false if it is not limited. */
 static bool read_quota(const tdm__cgroup_level *level, uint64_t *out_quota, uint64_t *out_period)
 {
     char path[4200];

@@ -21,7 +21,7 @@
 static bool take_space(int fd, const tdm_file_part *part)
 {
     if (part->count == 0) return true;
-    if (tdm__fault_hit(TDM_FAULT_WRITE)) return false;
+    if (tdm__os_test_file_fails(TDM_FAULT_WRITE)) return false;
     int failed;
     do {
         failed = fallocate(fd, 0, (off_t)part->first, (off_t)part->count) == 0 ? 0 : errno;
@@ -63,7 +63,7 @@ tdm_status tdm_file_map_create_parts(const char *path, size_t bytes, const tdm_f
     size_t rounded = 0;
     TDM_TRY(tdm__page_round(bytes, &rounded, err));
     if (unlink(path) != 0 && errno != ENOENT) return tdm_os_fail(err, "cannot replace", path);
-    int fd = tdm__fault_hit(TDM_FAULT_OPEN)
+    int fd = tdm__os_test_file_fails(TDM_FAULT_OPEN)
                  ? -1
                  : open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0 && errno == ENOENT)
@@ -89,7 +89,8 @@ tdm_status tdm_file_map_open(const char *path, size_t bytes, tdm_pages *out, tdm
 {
     size_t rounded = 0;
     TDM_TRY(tdm__page_round(bytes, &rounded, err));
-    int fd = tdm__fault_hit(TDM_FAULT_OPEN) ? -1 : open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    int fd = tdm__os_test_file_fails(TDM_FAULT_OPEN) ? -1
+                                                     : open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) return tdm_os_fail(err, "cannot open", path);
     struct stat info;
     tdm_status status = TDM_OK;

@@ -99,7 +99,7 @@ tdm_status tdm_file_read(const char *path, uint64_t limit_bytes, tdm_file_bytes 
                          tdm_error *err)
 {
     int fd = -1;
-    if (!tdm__fault_hit(TDM_FAULT_OPEN)) {
+    if (!tdm__os_test_file_fails(TDM_FAULT_OPEN)) {
         do {
             fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
         } while (fd < 0 && errno == EINTR);

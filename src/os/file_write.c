@@ -57,7 +57,7 @@ static void writer_free(tdm_file_writer *writer)
 
 static int open_directory(const tdm_file_writer *writer)
 {
-    if (tdm__fault_hit(TDM_FAULT_OPEN)) return -1;
+    if (tdm__os_test_file_fails(TDM_FAULT_OPEN)) return -1;
     size_t length = (size_t)(writer->name - writer->path);
     if (length == 0) return open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     char *directory = strndup(writer->path, length); /* with its last slash, right for "/" too */
@@ -72,7 +72,7 @@ static int open_directory(const tdm_file_writer *writer)
 
 static int open_temporary(tdm_file_writer *writer)
 {
-    if (tdm__fault_hit(TDM_FAULT_OPEN)) return -1;
+    if (tdm__os_test_file_fails(TDM_FAULT_OPEN)) return -1;
     for (int i = 0; i < TEMPORARY_TRIES; i++) {
         char suffix[48];
         if (i == 0) {
@@ -91,8 +91,8 @@ static int open_temporary(tdm_file_writer *writer)
     return -1; /* errno is EEXIST */
 }
 
-/* The file that `path` stands for: a link's target, so that the link stays one. What is there must
- * be a regular file: a device or a pipe must not be replaced. NULL after a failure. */
+/* The file to replace: if `path` is a link, its target, so that the link is kept. An existing
+ * file must be a regular one: a device or a pipe must not be replaced. NULL after a failure. */
 static char *find_target(const char *path, tdm_status *status, tdm_error *err)
 {
     struct stat info;
@@ -161,7 +161,7 @@ tdm_status tdm_file_writer_join(const char *temporary, tdm_file_writer **out, td
     }
     writer->joined = true;
     writer->fd = writer->directory_fd = writer->direct_fd = -1;
-    if (!tdm__fault_hit(TDM_FAULT_OPEN)) {
+    if (!tdm__os_test_file_fails(TDM_FAULT_OPEN)) {
         writer->fd = open(temporary, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
     }
     if (writer->fd < 0) {
@@ -178,7 +178,7 @@ tdm_status tdm_file_writer_join(const char *temporary, tdm_file_writer **out, td
 /* One system call's worth, at `offset` or (-1) where the last one ended. */
 static ssize_t write_some(int fd, const void *bytes, size_t count, off_t offset)
 {
-    if (tdm__fault_hit(TDM_FAULT_WRITE)) return -1;
+    if (tdm__os_test_file_fails(TDM_FAULT_WRITE)) return -1;
     ssize_t written;
     do {
         written = offset < 0 ? write(fd, bytes, count) : pwrite(fd, bytes, count, offset);
@@ -282,7 +282,7 @@ tdm_status tdm_file_writer_write_at(tdm_file_writer *writer, uint64_t offset, co
 
 static bool sync_fd(int fd)
 {
-    if (tdm__fault_hit(TDM_FAULT_FSYNC)) return false;
+    if (tdm__os_test_file_fails(TDM_FAULT_FSYNC)) return false;
     while (fsync(fd) != 0) {
         if (errno != EINTR) return false;
     }
@@ -297,10 +297,10 @@ tdm_status tdm_file_writer_sync(tdm_file_writer *writer, tdm_error *err)
 /* How the new file came to its name, and so how to undo it. */
 typedef enum placement { PLACED_NOT, PLACED_FRESH, PLACED_EXCHANGED, PLACED_OVER } placement;
 
-static placement place(const tdm_file_writer *writer)
+static placement file_place(const tdm_file_writer *writer)
 {
     int directory = writer->directory_fd;
-    if (tdm__fault_hit(TDM_FAULT_RENAME)) return PLACED_NOT;
+    if (tdm__os_test_file_fails(TDM_FAULT_RENAME)) return PLACED_NOT;
     struct stat info;
     if (fstatat(directory, writer->name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
         if (S_ISDIR(info.st_mode)) {
@@ -323,7 +323,7 @@ static placement place(const tdm_file_writer *writer)
 }
 
 /* Puts the names back as they were. False when that is impossible. errno is kept. */
-static bool unplace(const tdm_file_writer *writer, placement placed)
+static bool file_unplace(const tdm_file_writer *writer, placement placed)
 {
     int kept = errno;
     int directory = writer->directory_fd;
@@ -338,16 +338,16 @@ static bool unplace(const tdm_file_writer *writer, placement placed)
     return done;
 }
 
-static tdm_status commit(tdm_file_writer *writer, tdm_error *err)
+static tdm_status writer_commit(tdm_file_writer *writer, tdm_error *err)
 {
     if (!sync_fd(writer->fd)) return tdm_os_fail(err, "cannot sync", writer->path);
     int fd = writer->fd;
     writer->fd = -1;
     if (close(fd) != 0 && errno != EINTR) return tdm_os_fail(err, "cannot close", writer->path);
-    placement placed = place(writer);
+    placement placed = file_place(writer);
     if (placed == PLACED_NOT) return tdm_os_fail(err, "cannot replace", writer->path);
     if (sync_fd(writer->directory_fd)) return TDM_OK;
-    if (unplace(writer, placed)) {
+    if (file_unplace(writer, placed)) {
         return tdm_os_fail(err, "cannot sync the directory of", writer->path);
     }
     return tdm_os_fail(err, "the file was replaced, but cannot sync the directory of",
@@ -356,7 +356,7 @@ static tdm_status commit(tdm_file_writer *writer, tdm_error *err)
 
 tdm_status tdm_file_writer_commit(tdm_file_writer *writer, tdm_error *err)
 {
-    tdm_status status = commit(writer, err);
+    tdm_status status = writer_commit(writer, err);
     /* Now the temporary name leads to the file that lost, the old or the new; or to nothing. */
     unlinkat(writer->directory_fd, writer->temporary, 0);
     writer_free(writer);

@@ -1,14 +1,11 @@
 /*
- * internal.h: declarations shared by the files of the os module: the fault injection of file
- * operations, and a reader for text files of the kernel (/proc, /sys, cgroups).
+ * internal.h: declarations shared by the files of the os module: rounding to pages, and a
+ * reader for text files of the kernel (/proc, /sys, cgroups).
  */
 #ifndef TANDEM_OS_INTERNAL_H
 #define TANDEM_OS_INTERNAL_H
 
 #include "os/os.h"
-
-/* Whether a test makes this operation fail; sets errno to the reason. */
-bool tdm__fault_hit(unsigned kind);
 
 /* Closes `fd` if it is valid, without changing errno. */
 void tdm__close_quietly(int fd);

@@ -7,6 +7,8 @@
 #ifndef TANDEM_OS_OS_H
 #define TANDEM_OS_OS_H
 
+#include "os/test_control.h"
+
 #include <tandem/os.h>
 
 /* ---- files ----------------------------------------------------------------------------------- */
@@ -43,32 +45,6 @@ tdm_status tdm_dir_make(const char *path, tdm_error *err);
 char *tdm_path_dirname(tdm_arena *arena, const char *path);
 /* The last component without its extension. */
 char *tdm_path_stem(tdm_arena *arena, const char *path);
-
-/*
- * Fault injection for tests: the `countdown`-th next file operation of the kinds in `mask` fails
- * with `error_number`, and so do all later ones, until it is cleared with countdown 0. Process-wide;
- * costs one atomic load per operation when unset.
- */
-enum {
-    TDM_FAULT_OPEN = 1,
-    TDM_FAULT_WRITE = 2,
-    TDM_FAULT_FSYNC = 4,
-    TDM_FAULT_RENAME = 8,
-    TDM_FAULT_ALL = 15
-};
-void tdm_os_fault_set(unsigned mask, long countdown, int error_number);
-
-/*
- * A point at which a test may kill or stop this process: src/os/test_point.c describes
- * TANDEM_TEST_KILL. Costs one lookup in the environment when unset.
- */
-typedef struct tdm_test_point {
-    const char *phase; /* "forward", "backward", "reduce", "update", "publish", "checkpoint", ... */
-    uint64_t step;     /* in progress, from 1 */
-    int rank;
-    uint64_t part; /* progress within the phase */
-} tdm_test_point;
-void tdm_os_test_point(const tdm_test_point *at);
 
 /* ---- code ------------------------------------------------------------------------------------ */
 
@@ -182,6 +158,7 @@ bool tdm_process_lives(tdm_process_watch *watch, double idle_s);
 
 /* ---- memory of the machine ------------------------------------------------------------------- */
 
+void tdm_os_memory_info(tdm_memory_info *out);
 /* Resident bytes of this process, now and at its peak. */
 uint64_t tdm_os_resident_bytes(void);
 uint64_t tdm_os_peak_resident_bytes(void);
@@ -190,6 +167,8 @@ uint64_t tdm_os_proportional_bytes(void);
 
 /* ---- CPUs ------------------------------------------------------------------------------------ */
 
+void tdm_os_cpu_info(tdm_cpu_info *out);
+void tdm_os_topology_info(tdm_topology_info *out);
 enum { TDM_PLACE_MAX_CPUS = 4096, TDM_CPU_SET_TEXT_BYTES = 64 };
 
 /* The CPUs and the memory of one of several processes of this machine. */

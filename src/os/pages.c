@@ -65,7 +65,7 @@ tdm_status tdm_pages_map(size_t bytes, bool shared, tdm_pages *out, tdm_error *e
     int flags = MAP_ANONYMOUS | (shared ? MAP_SHARED : MAP_PRIVATE);
     void *data = map_aligned(rounded, huge ? unit : 1, flags);
     if (!data) return tdm__map_fail(err, rounded);
-    if (huge) (void)madvise(data, rounded, MADV_HUGEPAGE); /* a wish: plain pages serve as well */
+    if (huge) (void)madvise(data, rounded, MADV_HUGEPAGE); /* optional: normal pages work as well */
     *out = (tdm_pages){.data = data, .bytes = rounded};
     return TDM_OK;
 }
@@ -77,7 +77,7 @@ tdm_status tdm_pages_reserve(size_t bytes, tdm_pages *out, tdm_error *err)
     void *data = mmap(NULL, rounded, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED) return tdm__map_fail(err, rounded);
-    (void)madvise(data, rounded, MADV_NOHUGEPAGE); /* a wish: where there are none, the better */
+    (void)madvise(data, rounded, MADV_NOHUGEPAGE); /* optional as well */
     *out = (tdm_pages){.data = data, .bytes = rounded};
     return TDM_OK;
 }

@@ -111,7 +111,7 @@ static tdm_status list_entries(DIR *dir, const char *path, tdm_arena *arena, nam
 tdm_status tdm_dir_list(const char *path, tdm_arena *arena, const char *const **out_names,
                         size_t *out_count, tdm_error *err)
 {
-    DIR *dir = tdm__fault_hit(TDM_FAULT_OPEN) ? NULL : opendir(path);
+    DIR *dir = tdm__os_test_file_fails(TDM_FAULT_OPEN) ? NULL : opendir(path);
     if (!dir) return tdm_os_fail(err, "cannot open directory", path);
     name_list list = {0};
     tdm_status status = list_entries(dir, path, arena, &list, err);
@@ -183,7 +183,7 @@ char *tdm_path_stem(tdm_arena *arena, const char *path)
 {
     size_t length;
     const char *name = last_component(path, &length);
-    for (size_t i = length; i > 1; i--) { /* a leading dot is no extension */
+    for (size_t i = length; i > 1; i--) { /* a leading dot does not begin an extension */
         if (name[i - 1] != '.') continue;
         length = i - 1;
         break;

@@ -13,7 +13,7 @@
 #include <string.h>
 
 /* The loader's words begin with the path, which the message has already. */
-static const char *reason(const char *path)
+static const char *loader_reason(const char *path)
 {
     const char *text = dlerror();
     if (!text) return "the loader gives no reason";
@@ -36,7 +36,7 @@ tdm_status tdm_shared_object_open(const char *path, tdm_shared_object *out, tdm_
         status = tdm_fail_oom(err, "for %s", path);
     else if (!handle)
         status = tdm_fail(err, TDM_ERR_FORMAT, "%s: cannot load it as a shared object: %s", path,
-                          reason(place));
+                          loader_reason(place));
     tdm_arena_destroy(arena);
     if (status == TDM_OK) out->handle = handle;
     return status;

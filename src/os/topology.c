@@ -27,12 +27,12 @@ enum { WORD_BITS = 64, MAX_NODES = 1024 };
 
 /* ---- sets of processors ---------------------------------------------------------------------- */
 
-static bool has(const tdm_cpu_set *place, int processor)
+static bool set_has(const tdm_cpu_set *place, int processor)
 {
     return place->processors[processor / WORD_BITS] >> (processor % WORD_BITS) & 1;
 }
 
-static void add(tdm_cpu_set *place, int processor)
+static void set_add(tdm_cpu_set *place, int processor)
 {
     place->processors[processor / WORD_BITS] |= UINT64_C(1) << (processor % WORD_BITS);
 }
@@ -92,7 +92,7 @@ static void read_topology(hwloc_topology_t topology, const tdm_cpu_set *allowed,
     hwloc_obj_t thread = NULL, last = NULL;
     while ((thread = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_PU, thread))) {
         unsigned processor = thread->os_index;
-        if (processor >= TDM_PLACE_MAX_CPUS || !has(allowed, (int)processor)) continue;
+        if (processor >= TDM_PLACE_MAX_CPUS || !set_has(allowed, (int)processor)) continue;
         if (m->unit_count == TDM_PLACE_MAX_CPUS) return;
         hwloc_obj_t core = core_of(topology, thread);
         add_unit(m, (int)processor, core != last, node_of(core));
@@ -122,7 +122,7 @@ static bool machine_init(machine *m, const char *synthetic, const tdm_cpu_set *a
 #endif
     if (m->unit_count > 0) return true;
     for (int i = 0; i < TDM_PLACE_MAX_CPUS; i++)
-        if (has(allowed, i)) add_unit(m, i, true, -1);
+        if (set_has(allowed, i)) add_unit(m, i, true, -1);
     return m->unit_count > 0;
 }
 
@@ -163,7 +163,7 @@ bool tdm__places(const char *synthetic, const tdm_cpu_set *allowed, int count, t
         /* Share i has the parts from parts x i / count on, rounded down. */
         int64_t part = by_core ? m.units[u].core : u;
         int share = (int)(((part + 1) * count - 1) / parts);
-        add(&out[share], m.units[u].processor);
+        set_add(&out[share], m.units[u].processor);
         if (share != before)
             out[share].memory_node = m.node_count > 1 ? m.units[u].memory_node : -1;
         else if (out[share].memory_node != m.units[u].memory_node)
@@ -199,9 +199,9 @@ const char *tdm_os_cpu_set_text(const tdm_cpu_set *place, char buffer[TDM_CPU_SE
     size_t used = 0;
     buffer[0] = '\0';
     for (int i = 0; i < TDM_PLACE_MAX_CPUS; i++) {
-        if (!has(place, i)) continue;
+        if (!set_has(place, i)) continue;
         int end = i;
-        while (end + 1 < TDM_PLACE_MAX_CPUS && has(place, end + 1)) end++;
+        while (end + 1 < TDM_PLACE_MAX_CPUS && set_has(place, end + 1)) end++;
         char run[32];
         const char *comma = used > 0 ? "," : "";
         int length = end > i ? snprintf(run, sizeof(run), "%s%d-%d", comma, i, end)

@@ -12,6 +12,7 @@
  * Nothing is allocated after creation, except what the transport needs to send.
  */
 #include "base/base.h"
+#include "comm/comm.h"
 #include "nn/nn.h"
 #include "os/os.h"
 #include "parallel/internal.h"
@@ -467,16 +468,10 @@ static tdm_status team_place_lanes(tdm_team *team, tdm_error *err)
     return TDM_OK;
 }
 
-/* TANDEM_TEST_SLOW=RANK:FACTOR makes the lanes of a rank take FACTOR times as long. */
 static void team_read_test_options(tdm_team *team)
 {
-    const char *text = getenv("TANDEM_TEST_SLOW");
-    int rank = -1;
-    double factor = 0;
-    if (text && sscanf(text, "%d:%lf", &rank, &factor) == 2 && factor > 1 && factor < 1000 &&
-        rank == team->layout->rank_of_place[team->place])
-        team->slow_factor = factor;
-    team->tested = getenv("TANDEM_TEST_KILL") != NULL;
+    team->slow_factor = tdm_os_test_slow_factor(team->layout->rank_of_place[team->place]);
+    team->tested = tdm_os_test_has_points();
 }
 
 static tdm_status team_check_options(const tdm_team_options *o, tdm_error *err)

@@ -47,7 +47,7 @@ tdm_status tdm__undo_log_open(tdm__undo_log *j, size_t piece_count, size_t cell_
                         j->slot, TDM__UNDO_MAX_SLOTS);
     j->piece_count = piece_count;
     j->cell_count = cell_count;
-    j->tested = getenv("TANDEM_TEST_KILL") != NULL;
+    j->tested = tdm_os_test_has_points();
     snprintf(name, sizeof(name), "undo-%d", j->slot);
     TDM_TRY(region_take(j, "desk", sizeof(tdm__undo_header), &j->undo_header, err));
     TDM_TRY(region_take(j, "marks", (piece_count + 1) * sizeof(tdm__mark), &j->marks, err));

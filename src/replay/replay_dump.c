@@ -7,6 +7,7 @@
  * as they are computed, because a plan reuses its memory.
  */
 #include "base/base.h"
+#include "nn/nn.h"
 #include "replay/replay.h"
 
 #include <stdlib.h>

@@ -8,6 +8,7 @@
  * not when ranks share CPUs.
  */
 #include "base/base.h"
+#include "os/os.h"
 #include "shm/host_inner.h"
 
 #include <tandem/os.h>

@@ -17,6 +17,7 @@
 #ifndef TANDEM_SIM_SIM_H
 #define TANDEM_SIM_SIM_H
 
+#include "base/base.h"
 #include "boot/control.h"
 #include "sim/simulator.h"
 #include "transport/transport.h"

@@ -12,6 +12,8 @@
 #ifndef TANDEM_TENSOR_KERNEL_H
 #define TANDEM_TENSOR_KERNEL_H
 
+#include "base/base.h"
+
 #include <tandem/tensor.h>
 
 /*
@@ -96,14 +98,6 @@ typedef enum tdm_op_kind {
     TDM_OP_COUNT
 } tdm_op_kind;
 
-typedef enum tdm_loss_kind {
-    TDM_LOSS_MSE = 0,
-    TDM_LOSS_L1,
-    TDM_LOSS_HUBER, /* quadratic within `delta`, linear outside */
-    TDM_LOSS_BCE_LOGITS,
-    TDM_LOSS_KL /* x: log-probabilities, target: probabilities; sum target (log target - x) */
-} tdm_loss_kind;
-
 /* Attributes of an op. Fields that an op does not use are zero. */
 typedef struct tdm_op_attrs {
     bool trans_a, trans_b; /* MATMUL */
@@ -121,7 +115,7 @@ typedef struct tdm_op_attrs {
     float label_smoothing;  /* CROSS_ENTROPY */
     bool has_ignore;        /* CROSS_ENTROPY: rows of class `ignore` do not count */
     int64_t ignore;
-    int loss;    /* LOSS: a tdm_loss_kind */
+    int loss;    /* LOSS: a tdm_element_loss */
     float delta; /* HUBER */
     int power;   /* PENALTY: 1 or 2 */
     struct {     /* CONV and pools; index 0 is height, 1 is width */

@@ -1,5 +1,6 @@
 /* numerics.c: the numerics version as text. */
 #include "tensor/kernel.h"
+#include "tensor/tensor.h"
 
 #include <stdio.h>
 

@@ -3,6 +3,7 @@
 #include "tensor/kernels/backends.h"
 #include "tensor/kernels/product/product.h"
 #include "tensor/kernels/product/winograd.h"
+#include "tensor/tensor.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

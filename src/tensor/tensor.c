@@ -30,31 +30,6 @@ const char *tdm_dtype_name(tdm_dtype dtype)
     return dtype_is_known(dtype) ? dtypes[dtype].name : "none";
 }
 
-tdm_shape tdm_shape_0(void)
-{
-    return (tdm_shape){.rank = 0};
-}
-
-tdm_shape tdm_shape_1(int64_t a)
-{
-    return (tdm_shape){.rank = 1, .dim = {a}};
-}
-
-tdm_shape tdm_shape_2(int64_t a, int64_t b)
-{
-    return (tdm_shape){.rank = 2, .dim = {a, b}};
-}
-
-tdm_shape tdm_shape_3(int64_t a, int64_t b, int64_t c)
-{
-    return (tdm_shape){.rank = 3, .dim = {a, b, c}};
-}
-
-tdm_shape tdm_shape_4(int64_t a, int64_t b, int64_t c, int64_t d)
-{
-    return (tdm_shape){.rank = 4, .dim = {a, b, c, d}};
-}
-
 bool tdm_shape_equal(const tdm_shape *a, const tdm_shape *b)
 {
     if (a->rank != b->rank) return false;
@@ -96,11 +71,6 @@ const char *tdm_shape_text(const tdm_shape *shape, char buffer[128])
     }
     snprintf(buffer + at, (size_t)(128 - at), "]");
     return buffer;
-}
-
-int64_t tdm_tensor_elements(const tdm_tensor *tensor)
-{
-    return tdm_shape_elements(&tensor->shape);
 }
 
 size_t tdm_tensor_bytes(const tdm_tensor *tensor)

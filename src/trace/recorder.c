@@ -13,6 +13,7 @@
 #include "trace/recorder.h"
 #include "base/base.h"
 #include "os/os.h"
+#include "trace/trace.h"
 
 #include "trace/trace_file.h"
 

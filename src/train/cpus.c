@@ -8,7 +8,9 @@
  * the library, so ranks that use them must not differ in these: they are compared here.
  */
 #include "base/base.h"
+#include "comm/comm.h"
 #include "os/os.h"
+#include "tensor/tensor.h"
 #include "train/internal.h"
 
 #include "tensor/kernel.h"

@@ -271,5 +271,9 @@ void tdm__data_keep(tdm_job_data *data, tdm_shm *shm);
 /* Parses the job in a checkpoint. The caller destroys the document. */
 tdm_status tdm__checkpoint_job(const tdm_checkpoint *checkpoint, const char *path,
                                tdm_job_document **out, tdm_error *err);
+/* The shape of a sample: data.shape if the job sets it (its element count must match the data set's samples),
+ * else the shape in the data set. */
+tdm_status tdm_job_sample_shape(const tdm_job *job, const tdm_dataset *dataset, tdm_shape *out,
+                                tdm_error *err);
 
 #endif

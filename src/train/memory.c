@@ -239,6 +239,27 @@ tdm_status tdm_memory_estimate_of(const tdm_job *job, const tdm_job_data *data,
     return TDM_OK;
 }
 
+tdm_status tdm_memory_plan(const tdm_job *job, const tdm_job_data *data,
+                           const tdm_memory_estimate *estimate, tdm_graph **out_graph,
+                           tdm_plan **out_plan, tdm_error *err)
+{
+    const tdm_dataset_info *info = tdm_dataset_info_of(data->train);
+    tdm_model_options model = {.job = job, .class_count = info->class_count};
+    TDM_TRY(tdm_job_sample_shape(job, data->train, &model.sample_shape, err));
+    tdm_model_options lane = tdm_model_of_lane(&model, estimate->lane_rows, estimate->batch);
+    lane.threads = estimate->thread_count;
+
+    tdm_graph *graph;
+    TDM_TRY(tdm_model_build(&lane, &graph, err));
+    tdm_plan_options options = tdm_model_plan_options(&lane);
+    tdm_status status = tdm_plan_create(graph, &options, out_plan, err);
+    if (status == TDM_OK)
+        *out_graph = graph;
+    else
+        tdm_graph_destroy(graph);
+    return status;
+}
+
 uint64_t tdm_memory_budget(const tdm_job *job)
 {
     if (job->memory.limit > 0) return (uint64_t)job->memory.limit;

@@ -8,6 +8,7 @@
  * functions in order.
  */
 #include "base/base.h"
+#include "comm/comm.h"
 #include "eval/eval.h"
 #include "nn/nn.h"
 #include "train/trainer.h"

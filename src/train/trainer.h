@@ -3,6 +3,7 @@
  *
  * train_epoch.c: the loop over membership epochs, from start to end. train.c: steps and the work due after them.
  * train_begin.c: preparation in a world. train_save.c: checkpoints.
+ * train_schedule.c: samples and learning rate of a step.
  */
 #ifndef TANDEM_TRAIN_TRAINER_H
 #define TANDEM_TRAIN_TRAINER_H

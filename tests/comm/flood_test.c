@@ -16,6 +16,7 @@
 #include "base/base.h"
 #include "comm/comm.h"
 #include "sim/simulator.h"
+#include "transport/registry.h"
 
 #include <tandem/os.h>
 

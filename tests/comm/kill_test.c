@@ -8,6 +8,7 @@
  * left: no process, no socket with a name, no file.
  */
 #include "kill_world.h"
+#include "transport/registry.h"
 
 enum { WORKERS = 3 };
 

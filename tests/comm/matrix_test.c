@@ -12,6 +12,7 @@
  */
 #include "../rank_env.h"
 #include "comm/comm.h"
+#include "transport/registry.h"
 
 #include <signal.h>
 #include <stdio.h>

@@ -3,8 +3,10 @@
  * the ring went round, when many threads write, when the writer was killed, and when the file is
  * damaged; and what `tandem trace` makes of it.
  */
+#include "base/base.h"
 #include "check.h"
 #include "trace/recorder.h"
+#include "trace/trace.h"
 #include "trace/trace_file.h"
 
 #include <tandem/os.h>

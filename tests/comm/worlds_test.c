@@ -10,6 +10,7 @@
 #include "check.h"
 #include "comm/comm.h"
 #include "comm/count_in.h"
+#include "transport/registry.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -228,7 +228,7 @@ static int files_in(const char *directory, bool with_hidden)
 static void leave_part_to_rank_0(fixture *f, const char *expected)
 {
     int rank = tdm__rank_of(f->comm), size = tdm__size_of(f->comm);
-    if (rank == size - 1) tdm_os_fault_set(TDM_FAULT_OPEN, 1, EACCES);
+    if (rank == size - 1) tdm_os_test_fail_files(TDM_FAULT_OPEN, 1, EACCES);
     begin(f);
     tdm__saver_hold(f->saver);
     for (int block = 0; size > 1 && rank == size - 1 && block < TDM_BLOCK_STATE; block++) {
@@ -236,7 +236,7 @@ static void leave_part_to_rank_0(fixture *f, const char *expected)
         for (size_t i = tdm_graph_param_extent(f->state.graph); i > 0; i--) numbers[i - 1] = -1;
     }
     tdm__saved saved = finish(f);
-    tdm_os_fault_set(0, 0, 0);
+    tdm_os_test_fail_files(0, 0, 0);
     CHECK_INT(saved.status, size > 1 ? TDM_OK : TDM_ERR_IO);
     if (size > 1) CHECK_TEXT(saved.state_hash, expected);
     fill_blocks(&f->state, 0.5f);
@@ -258,10 +258,10 @@ static void task_trouble(tdm_comm *comm, way how)
     CHECK_HAS(saved.message, "the gate says no");
     f.answer = TDM_OK;
     for (int victim = 0; victim < size; victim++) {
-        if (rank == victim) tdm_os_fault_set(TDM_FAULT_WRITE, 1, ENOSPC);
+        if (rank == victim) tdm_os_test_fail_files(TDM_FAULT_WRITE, 1, ENOSPC);
         begin(&f);
         saved = finish(&f);
-        tdm_os_fault_set(0, 0, 0);
+        tdm_os_test_fail_files(0, 0, 0);
         CHECK_INT(saved.status, TDM_ERR_NO_SPACE);
         CHECK_HAS(saved.message, "No space left");
     }

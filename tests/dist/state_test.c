@@ -58,7 +58,7 @@ static void on_event(const tdm_train_status *status, void *user)
     (void)user;
     if (faults == 0 || status->event != TDM_TRAIN_EVENT_STEP || status->rank != 0) return;
     bool middle = status->step == MIDDLE;
-    tdm_os_fault_set(middle ? TDM_FAULT_WRITE : 0, middle ? faults : 0, ENOSPC);
+    tdm_os_test_fail_files(middle ? TDM_FAULT_WRITE : 0, middle ? faults : 0, ENOSPC);
 }
 
 static void train(tdm_comm *comm, const char *resume)

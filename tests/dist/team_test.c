@@ -9,6 +9,7 @@
  * and batches with fewer rows than lanes.
  */
 #include "dist/world.h"
+#include "nn/nn.h"
 #include "team_bench.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -10,6 +10,7 @@
 
 #include "check.h"
 #include "rank_env.h"
+#include "transport/registry.h"
 
 #include <tandem/comm.h>
 

@@ -4,6 +4,7 @@
  */
 #include "check.h"
 #include "tensor/kernels/backends.h"
+#include "tensor/tensor.h"
 
 #include <dnnl.h>
 #include <stdlib.h>

@@ -3,6 +3,7 @@
  * all rows does: losses, gradients and observed statistics, up to rounding. The lanes are played by
  * hand (lanes_bench.h): uneven ones, and lanes of a single row.
  */
+#include "nn/nn.h"
 #include <tandem/nn.h>
 
 #include "kernel/lanes_bench.h"

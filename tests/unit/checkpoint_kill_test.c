@@ -330,9 +330,9 @@ static void fail_each(unsigned mask, int error_number, bool packed)
         tdm_error err;
         directory_make();
         CHECK_INT(save(1, false, &err), TDM_OK);
-        tdm_os_fault_set(mask, k, error_number);
+        tdm_os_test_fail_files(mask, k, error_number);
         tdm_status status = save(2, packed, &err);
-        tdm_os_fault_set(0, 0, 0);
+        tdm_os_test_fail_files(0, 0, 0);
         uint64_t found = check_newest();
         /* The index is written last: when that fails, the checkpoint is there. */
         CHECK(found == 1 || found == 2);

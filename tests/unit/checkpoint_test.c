@@ -634,9 +634,9 @@ static void test_newest(void)
     CHECK_INT(warnings, 2);
 
     /* The machine's trouble is no damage: an older checkpoint must not be taken for it. */
-    tdm_os_fault_set(TDM_FAULT_OPEN, 2, EMFILE);
+    tdm_os_test_fail_files(TDM_FAULT_OPEN, 2, EMFILE);
     CHECK_INT(tdm_checkpoint_newest(directory, arena, &path, &err), TDM_ERR_SYSTEM);
-    tdm_os_fault_set(0, 0, 0);
+    tdm_os_test_fail_files(0, 0, 0);
 
     /* A file that is listed, and not there when it is opened: another process has pruned it. */
     CHECK_INT(symlink("nowhere", tdm_checkpoint_path(arena, directory, 200)), 0);
@@ -735,9 +735,9 @@ static void test_save_with_faults(void)
             const char *path = tdm_checkpoint_path(arena, directory, s.content.position.step);
             int failures = 0;
             for (int k = 1; k < 100; k++) {
-                tdm_os_fault_set(TDM_FAULT_ALL, k, kinds[kind].error_number);
+                tdm_os_test_fail_files(TDM_FAULT_ALL, k, kinds[kind].error_number);
                 tdm_status status = tdm_checkpoint_save(path, &s.content, &err);
-                tdm_os_fault_set(0, 0, 0);
+                tdm_os_test_fail_files(0, 0, 0);
                 if (status == TDM_OK) break;
                 failures++;
                 CHECK_INT(status, kinds[kind].status);

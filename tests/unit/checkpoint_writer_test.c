@@ -269,9 +269,9 @@ static void test_faults(void)
     int failures = 0;
     char hex[TDM_SHA256_HEX];
     for (int k = 1; k < 100; k++) {
-        tdm_os_fault_set(TDM_FAULT_ALL, k, ENOSPC);
+        tdm_os_test_fail_files(TDM_FAULT_ALL, k, ENOSPC);
         tdm_status status = write_in_chunks(path, &m, 1000, 0, NULL, &err);
-        tdm_os_fault_set(0, 0, 0);
+        tdm_os_test_fail_files(0, 0, 0);
         if (status == TDM_OK) break;
         failures++;
         CHECK_INT(status, TDM_ERR_NO_SPACE);

@@ -5,6 +5,7 @@
  */
 #include "graph/graph.h"
 #include "graph_bench.h"
+#include "tensor/tensor.h"
 #include "unit/graph_mistakes.h"
 
 /* ---- parameters ------------------------------------------------------------------------------ */

@@ -654,7 +654,7 @@ static const bad_job bad_jobs[] = {
      "--set: 'train.early_stop.patience' is part of 'train.early_stop', which must be set as a "
      "whole: 'train.early_stop={metric: ...}'\n"},
     {JOB("data: {train: x.csv}\neval: {weights: ema}\n"), NO_SET,
-     "job.yaml:2:8: 'eval.weights' is ema, but there is no moving average; set 'optim.ema' above "
+     "job.yaml:2:8: 'eval.weights' is ema, but the job computes no moving average; set 'optim.ema' above "
      "0, such as 0.999\n"},
 };
 

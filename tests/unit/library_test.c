@@ -3,6 +3,7 @@
  * said about each that is wrong. The libraries are the files of tests/library and the example's; this program
  * stands on libtandem.so as any other, since it is there that they look for tandem's functions.
  */
+#include "graph/graph.h"
 #include <tandem/library.h>
 #include <tandem/os.h>
 

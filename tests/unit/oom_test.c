@@ -10,6 +10,7 @@
  * watches what happens. mmap is not touched.
  */
 #include "check.h"
+#include "checkpoint/checkpoint.h"
 
 #include <tandem/checkpoint.h>
 #include <tandem/data.h>

@@ -144,13 +144,13 @@ static void test_file_map_failures(void)
     const char *path = in_directory("full");
     tdm_error err;
     tdm_pages map = {0};
-    tdm_os_fault_set(TDM_FAULT_WRITE, 1, ENOSPC);
+    tdm_os_test_fail_files(TDM_FAULT_WRITE, 1, ENOSPC);
     CHECK_INT(tdm_file_map_create(path, 10000, &map, &err), TDM_ERR_NO_SPACE);
     CHECK_HAS(err.message, path);
-    tdm_os_fault_set(TDM_FAULT_OPEN, 1, EACCES);
+    tdm_os_test_fail_files(TDM_FAULT_OPEN, 1, EACCES);
     CHECK(tdm_file_map_create(path, 10000, &map, &err) != TDM_OK);
     CHECK(tdm_file_map_open(path, 10000, &map, &err) != TDM_OK);
-    tdm_os_fault_set(0, 0, 0);
+    tdm_os_test_fail_files(0, 0, 0);
     CHECK(!tdm_path_exists(path)); /* a failure leaves nothing behind */
     CHECK(tdm_file_map_create(path, (size_t)1 << 55, &map, &err) != TDM_OK);
     CHECK(!tdm_path_exists(path));

@@ -127,9 +127,9 @@ static void test_read_refuses_what_is_no_file(void)
     CHECK_HAS(err.message, "a socket");
     close(fd);
 
-    tdm_os_fault_set(TDM_FAULT_OPEN, 1, EIO);
+    tdm_os_test_fail_files(TDM_FAULT_OPEN, 1, EIO);
     CHECK_INT(tdm_file_read("/proc/self/status", 0, &bytes, &err), TDM_ERR_IO);
-    tdm_os_fault_set(0, 0, 0);
+    tdm_os_test_fail_files(0, 0, 0);
     directory_remove();
 }
 
@@ -300,9 +300,9 @@ static int replace_with_faults(bool exists, unsigned mask, int error_number, tdm
     if (exists) CHECK_INT(tdm_file_replace(path, "old", 3, &err), TDM_OK);
     int failures = 0;
     for (int k = 1; k < 100; k++) {
-        tdm_os_fault_set(mask, k, error_number);
+        tdm_os_test_fail_files(mask, k, error_number);
         tdm_status status = tdm_file_replace(path, "new content", 11, &err);
-        tdm_os_fault_set(0, 0, 0);
+        tdm_os_test_fail_files(0, 0, 0);
         if (status == TDM_OK) break;
         failures++;
         CHECK_INT(status, expected);
@@ -618,7 +618,7 @@ static int signal_at(const char *request, tdm_test_point at)
 
 static void test_points_kill_where_they_should(void)
 {
-    tdm_test_point at = {.phase = "update", .step = 7, .rank = 1, .part = 3};
+    tdm_test_point at = {.name = "update", .step = 7, .rank = 1, .part = 3};
     char request[300];
     CHECK_INT(signal_at("update", at), SIGKILL);
     CHECK_INT(signal_at("update:step=7:rank=1:part=3", at), SIGKILL);

@@ -86,15 +86,15 @@ static void on_event(const tdm_train_status *s, void *user)
         l->steps[l->count++] = s->step;
     }
     if (s->event != TDM_TRAIN_EVENT_STEP) return;
-    if (s->step == l->fault_from) tdm_os_fault_set(TDM_FAULT_ALL, 1, ENOSPC);
-    if (s->step == l->fault_until) tdm_os_fault_set(0, 0, 0);
+    if (s->step == l->fault_from) tdm_os_test_fail_files(TDM_FAULT_ALL, 1, ENOSPC);
+    if (s->step == l->fault_until) tdm_os_test_fail_files(0, 0, 0);
 }
 
 static bool should_stop(void *user)
 {
     listener *l = user;
     bool is_last = l->count > 0 && l->steps[l->count - 1] == STEPS;
-    if (is_last && l->mend_looks > 0 && --l->mend_looks == 0) tdm_os_fault_set(0, 0, 0);
+    if (is_last && l->mend_looks > 0 && --l->mend_looks == 0) tdm_os_test_fail_files(0, 0, 0);
     return l->count > 0 && l->steps[l->count - 1] >= l->stop_at;
 }
 
@@ -335,7 +335,7 @@ static void a_stop_after_a_failed_checkpoint_fails(void)
     tdm_train_result r;
     tdm_error err = {0};
     CHECK_INT(train(job, NULL, &l, &r, &err), TDM_ERR_NO_SPACE);
-    tdm_os_fault_set(0, 0, 0);
+    tdm_os_test_fail_files(0, 0, 0);
     CHECK_INT(l.warnings, 1);
     CHECK_INT(l.errors, 1);
     tdm_job_document_destroy(document);
@@ -373,7 +373,7 @@ static void the_last_checkpoint_is_given_up(void)
     tdm_train_result r;
     tdm_error err = {0};
     CHECK_INT(train(tdm_job_document_job(document), NULL, &l, &r, &err), TDM_ERR_NO_SPACE);
-    tdm_os_fault_set(0, 0, 0);
+    tdm_os_test_fail_files(0, 0, 0);
     CHECK_HAS(err.message, "No space left on device");
     CHECK_HAS(err.message, " times"); /* it was tried */
     CHECK_INT(l.errors, 1);
@@ -411,9 +411,9 @@ static void every_operation_may_fail(void)
             listener l = listening();
             tdm_train_result r = {.steps = 77};
             tdm_error err = {0};
-            tdm_os_fault_set(TDM_FAULT_ALL, countdown, numbers[e]);
+            tdm_os_test_fail_files(TDM_FAULT_ALL, countdown, numbers[e]);
             status = train(job, NULL, &l, &r, &err);
-            tdm_os_fault_set(0, 0, 0);
+            tdm_os_test_fail_files(0, 0, 0);
             if (status == TDM_OK) break;
             failed++;
             CHECK_INT(status, want);

@@ -1,12 +1,13 @@
 /*
- * csv.c: tables as text. One line a sample, one column the label, all other columns numbers.
+ * csv.c: reads tables from CSV files. One line is a sample, one column the label, all other columns
+ * are numbers.
  *
- * The first record settles the number of columns, which one is the label, and whether it is a
- * header; every later record must have as many cells. A feature must be a finite decimal number: a
- * missing value, "nan" or a text is an error that names the line, the column and the cell, because
- * a guess here would spoil a training run without a word. Memory for all rows is taken once, before
- * the first is read: since a cell has at least one character and a separator, the size of the file
- * bounds it.
+ * The first record determines the number of columns, the column of the label, and whether it is a
+ * header. Every later record must have as many cells. A feature must be a finite decimal number. A
+ * missing value, "nan" or a text is an error that names line, column and cell, because a guess
+ * could spoil a training run silently. Memory for all rows is allocated once, before the first is
+ * read: a cell has at least one character and a separator, so the size of the file limits the
+ * number of rows.
  */
 #include "base/base.h"
 #include "data/formats/csv_records.h"
@@ -47,7 +48,7 @@ static bool cell_is(const tdm__csv_cell *cell, const char *text)
     return cell->length == strlen(text) && memcmp(cell->text, text, cell->length) == 0;
 }
 
-/* The header's names, terminated for tdm_text_nearest(). */
+/* The names of the header, terminated, for tdm_text_nearest(). */
 typedef struct name_list {
     const tdm__csv_records *records;
     char (*shown)[TDM__SHOW_BYTES];
@@ -137,11 +138,12 @@ static tdm_status choose_label(csv_reader *reader, tdm_error *err)
     } else if (label[0] && strspn(label, "0123456789") == strlen(label)) {
         size_t number = strlen(label) < 9 ? (size_t)strtoul(label, NULL, 10) : SIZE_MAX;
         if (number < 1 || number > reader->column_count)
-            return tdm_fail(err, TDM_ERR_INVALID,
-                            "%s: there is no column %s for the label: line %llu has %zu columns, "
-                            "counted from 1",
-                            reader->source->name, label, (unsigned long long)reader->first_line,
-                            reader->column_count);
+            return tdm_fail(
+                err, TDM_ERR_INVALID,
+                "%s: column %s for the label does not exist: line %llu has %zu columns, "
+                "counted from 1",
+                reader->source->name, label, (unsigned long long)reader->first_line,
+                reader->column_count);
         reader->label_column = number - 1;
     } else {
         TDM_TRY(find_label_by_name(reader, label, err));
@@ -160,8 +162,8 @@ static tdm_status choose_label(csv_reader *reader, tdm_error *err)
 /* ---- header ---------------------------------------------------------------------------------- */
 
 /*
- * A missing value or a "nan" is no column name: such a first line is data, and reading it will say
- * what is wrong with it, where taking it for a header would lose a sample in silence.
+ * A missing value or "nan" is not a column name. Such a first line is data, and reading it reports
+ * the error. If it were taken for a header, a sample would be lost silently.
  */
 static bool looks_like_header(const csv_reader *reader)
 {
@@ -227,7 +229,7 @@ static tdm_status read_start(csv_reader *reader, tdm_error *err)
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-static tdm_status reserve(csv_reader *reader, tdm_error *err)
+static tdm_status rows_reserve(csv_reader *reader, tdm_error *err)
 {
     const char *p = (const char *)reader->source->bytes;
     const char *end = p + reader->source->count;
@@ -283,7 +285,7 @@ static tdm_status fail_cell(const csv_reader *reader, size_t column, tdm__number
                             : "");
 }
 
-/* `status` is what tdm__classes_number() said; OK stands for a label that is not UTF-8. */
+/* `status` is the result of tdm__classes_number(); OK means that the label is not UTF-8. */
 static tdm_status fail_label(const csv_reader *reader, tdm_status status, tdm_error *err)
 {
     const tdm__csv_cell *cell = &reader->records.cells[reader->label_column];
@@ -381,7 +383,7 @@ static tdm_status finish_classes(csv_reader *reader, tdm_error *err)
     return status;
 }
 
-/* Gives the blocks to the data set, cut to size. */
+/* Passes the blocks to the data set, cut to size. */
 static void hand_over(csv_reader *reader)
 {
     tdm_dataset *dataset = reader->dataset;
@@ -405,7 +407,7 @@ static void hand_over(csv_reader *reader)
 static tdm_status read_table(csv_reader *reader, tdm_error *err)
 {
     TDM_TRY(read_start(reader, err));
-    TDM_TRY(reserve(reader, err));
+    TDM_TRY(rows_reserve(reader, err));
     for (bool found = true; found;) {
         TDM_TRY(read_row(reader, err));
         TDM_TRY(tdm__csv_records_next(&reader->records, &found, err));
@@ -452,7 +454,7 @@ static tdm_status csv_read(const tdm__data_source *source, const tdm_data_option
     return status;
 }
 
-/* Text has no NUL bytes; the first few thousand bytes tell. */
+/* Text contains no NUL bytes; the first few thousand bytes are checked. */
 static bool csv_sniff(const tdm__data_source *source)
 {
     const uint8_t *bytes = source->bytes;

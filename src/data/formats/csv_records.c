@@ -1,12 +1,12 @@
 /*
- * csv_records.c: CSV text (RFC 4180) cut into records and cells. It knows nothing of numbers.
+ * csv_records.c: splits CSV text (RFC 4180) into records and cells. It does not interpret numbers.
  *
- * Cells point into the file wherever they can; only a quoted cell with doubled quotes inside is
- * copied. Spaces and tabs around a cell are left out, unless they are inside quotes. Lines end in
- * LF or CRLF, the last one may go without, blank lines are skipped. A byte order mark is skipped.
- * Each cell remembers the line it begins on, since a quoted cell may span lines.
+ * Cells point into the file if possible; only a quoted cell with doubled quotes is copied. Spaces
+ * and tabs around a cell are omitted, unless they are inside quotes. Lines end with LF or CRLF,
+ * which the last line may omit; blank lines and a byte order mark are skipped. Each cell has the
+ * number of the line where it begins, because a quoted cell can contain line breaks.
  *
- * Invariant: next <= end, and `line` is one more than the line ends before `next`.
+ * Invariant: next <= end, and `line` is one more than the number of line ends before `next`.
  */
 #include "data/formats/csv_records.h"
 #include "base/base.h"
@@ -54,7 +54,7 @@ static inline bool is_blank(const tdm__csv_records *records, char c)
     return (c == ' ' || c == '\t') && c != records->delimiter;
 }
 
-/* Where the cell being read stands, as people count: from 1. */
+/* The column of the current cell, from 1. */
 static size_t column_number(const tdm__csv_records *records)
 {
     return records->cell_count + 1;
@@ -95,9 +95,9 @@ static tdm_status add_cell(tdm__csv_records *records, const char *text, size_t l
     return TDM_OK;
 }
 
-/* A copy in which each pair of quotes is one; `doubled` is the number of pairs. */
-static const char *undouble(tdm__csv_records *records, const char *text, size_t length,
-                            size_t doubled)
+/* Copies the text with each pair of quotes as one; `doubled` is the number of pairs. */
+static const char *quotes_undouble(tdm__csv_records *records, const char *text, size_t length,
+                                   size_t doubled)
 {
     char *copy = tdm_arena_alloc(records->unquoted, length - doubled + 1, 1);
     if (!copy) return NULL;
@@ -110,7 +110,8 @@ static const char *undouble(tdm__csv_records *records, const char *text, size_t 
     return copy;
 }
 
-/* Stands behind the opening quote; ends behind the closing one and the blanks after it. */
+/* Reads a quoted cell. Begins after the opening quote; ends after the closing quote and the
+ * blanks behind it. */
 static tdm_status read_quoted(tdm__csv_records *records, tdm_error *err)
 {
     const char *start = records->next;
@@ -133,7 +134,7 @@ static tdm_status read_quoted(tdm__csv_records *records, tdm_error *err)
     size_t length = (size_t)(p - start);
     const char *text = start;
     if (doubled > 0) {
-        text = undouble(records, start, length, doubled);
+        text = quotes_undouble(records, start, length, doubled);
         if (!text) return tdm_fail_oom(err, "for %s", records->name);
     }
     p++;
@@ -148,7 +149,7 @@ static tdm_status read_quoted(tdm__csv_records *records, tdm_error *err)
     return add_cell(records, text, length - doubled, first_line, err);
 }
 
-/* Ends at the delimiter, the end of the line, or the end of the file. */
+/* Reads an unquoted cell, up to the delimiter, the end of the line, or the end of the file. */
 static tdm_status read_plain(tdm__csv_records *records, tdm_error *err)
 {
     const char *start = records->next;
@@ -178,7 +179,7 @@ static tdm_status read_cell(tdm__csv_records *records, tdm_error *err)
     return read_plain(records, err);
 }
 
-/* Steps over LF or CRLF, when there is one. */
+/* Skips LF or CRLF if it is next. */
 static bool skip_line_end(tdm__csv_records *records)
 {
     const char *p = records->next;

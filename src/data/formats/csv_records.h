@@ -1,4 +1,4 @@
-/* csv_records.h: CSV text as a sequence of records, shared by csv.c and csv_records.c. */
+/* csv_records.h: the reader of CSV records, shared by csv.c and csv_records.c. */
 #ifndef TANDEM_DATA_CSV_RECORDS_H
 #define TANDEM_DATA_CSV_RECORDS_H
 
@@ -10,7 +10,7 @@
 typedef struct tdm__csv_cell {
     const char *text; /* not terminated; valid until the next record */
     size_t length;
-    uint64_t line; /* where it begins, from 1 */
+    uint64_t line; /* number of the line where it begins, from 1 */
 } tdm__csv_cell;
 
 typedef struct tdm__csv_records {
@@ -28,11 +28,11 @@ typedef struct tdm__csv_records {
     bool unquoted_used;
 } tdm__csv_records;
 
-/* Borrows the source and its name. Release it in every case, after a failure too. */
+/* Borrows the source and its name. Release it in every case, also after a failure. */
 tdm_status tdm__csv_records_init(tdm__csv_records *records, const tdm__data_source *source,
                                  char delimiter, tdm_error *err);
 void tdm__csv_records_release(tdm__csv_records *records);
-/* The next record, blank lines left out; *out_found is false at the end of the file. */
+/* Reads the next record, without blank lines; *out_found is false at the end of the file. */
 tdm_status tdm__csv_records_next(tdm__csv_records *records, bool *out_found, tdm_error *err);
 
 #endif

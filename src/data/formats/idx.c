@@ -1,13 +1,13 @@
 /*
- * idx.c: the format of MNIST and its kin: a header, then an array of numbers, big-endian.
+ * idx.c: reads IDX files, the format of MNIST: a header, then an array of numbers, big-endian.
  *
- * The header is two zero bytes, a type, a number of dimensions, and each dimension as 32 bits. The
- * first dimension counts the samples. Features of unsigned bytes stay bytes in memory; the other
- * types become f32. Labels are a file of their own: one dimension, whole numbers from 0, as many as
- * there are samples.
+ * The header is two zero bytes, a type, a number of dimensions, and each dimension with 32 bits.
+ * The first dimension is the number of samples. Features of unsigned bytes remain bytes in memory;
+ * the other types become f32. Labels are in a separate file: one dimension, integers from 0, one
+ * for each sample.
  *
- * Nothing in the header is believed: the product of the dimensions is taken with overflow checks
- * and must match the length of the file to the byte before anything is allocated or read.
+ * The header is not trusted: the product of the dimensions is computed with overflow checks and
+ * must match the length of the file exactly, before anything is allocated or read.
  */
 #include "base/base.h"
 #include "data/internal.h"
@@ -177,7 +177,8 @@ static tdm_status read_features(const tdm__data_source *source, const idx_array 
     for (int i = 1; i < array->shape.rank; i++) info->sample_shape.dim[i - 1] = array->shape.dim[i];
     info->storage = array->type == IDX_U8 ? TDM_DTYPE_U8 : TDM_DTYPE_F32;
 
-    /* check_length() has matched the count with real bytes, so four times that cannot overflow. */
+    /* check_length() has compared the count with existing bytes, so four times the count cannot
+     * overflow. */
     size_t bytes = (size_t)array->element_count * tdm_dtype_bytes(info->storage);
     dataset->owned_features = malloc(bytes);
     if (!dataset->owned_features)
@@ -231,7 +232,7 @@ static tdm_status read_label_numbers(const tdm__data_source *source, const idx_a
     return TDM_OK;
 }
 
-/* Maps labels to the given classes by their decimal text, so that they need not be 0, 1, 2. */
+/* Maps labels to the given classes by their decimal text, so they may be other than 0, 1, 2. */
 static tdm_status map_to_given(const tdm__data_source *source, tdm__classes *classes,
                                int32_t *labels, int64_t count, int32_t largest, tdm_error *err)
 {
@@ -314,7 +315,7 @@ static tdm_status idx_read(const tdm__data_source *source, const tdm_data_option
     return source->label_bytes ? read_labels(source, options, dataset, err) : TDM_OK;
 }
 
-/* Two zero bytes at the start occur in no text; the rest is checked, and explained, on reading. */
+/* Text never begins with two zero bytes. The rest is checked, with messages, when it is read. */
 static bool idx_sniff(const tdm__data_source *source)
 {
     return source->count >= 2 && source->bytes[0] == 0 && source->bytes[1] == 0;

@@ -1,12 +1,13 @@
 /*
- * text.c: a text, read character by character, for models that predict the next one.
+ * text.c: reads a text character by character, for models that predict the next one.
  *
- * The whole file is one row of tokens; a token is a character's place in the vocabulary, which is
- * the sorted set of characters of the training file, or given. Samples are windows of it, so
- * nothing is stored twice: one or two bytes for each character, and that is all. Nothing is changed
- * on the way: line breaks, spaces and control characters are characters like all others.
+ * The whole file is one row of tokens. A token is the index of a character in the vocabulary, which
+ * is the sorted set of characters of the training file, or given. Samples are windows of this row,
+ * so nothing is stored twice: a character takes one or two bytes. Nothing is changed: line breaks,
+ * spaces and control characters are characters like all others.
  */
 #include "base/base.h"
+#include "data/data.h"
 #include "data/internal.h"
 
 #include <stdlib.h>
@@ -33,7 +34,7 @@ static tdm_status copy_names(const tdm_data_options *options, tdm_dataset *datas
     return TDM_OK;
 }
 
-/* Fills in tokens; info has the names already. */
+/* Stores the tokens; `info` has the names already. */
 static tdm_status read_tokens(const tdm__data_source *source, tdm_dataset *dataset, tdm_error *err)
 {
     tdm_dataset_info *info = &dataset->info;
@@ -43,8 +44,8 @@ static tdm_status read_tokens(const tdm__data_source *source, tdm_dataset *datas
     if (status != TDM_OK) return tdm_error_context(err, status, "%s", source->name);
     info->storage = info->class_count <= 256 ? TDM_DTYPE_U8 : TDM_DTYPE_U16;
     size_t size = tdm_dtype_bytes(info->storage);
-    /* No character is shorter than a byte, and the source lies in memory, so this cannot overflow
-     * where addresses have 64 bits. */
+    /* A character has at least one byte and the source is in memory, so this cannot overflow
+     * with 64-bit addresses. */
     dataset->owned_features = malloc(source->count * size);
     if (!dataset->owned_features)
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for %zu tokens", source->name,
@@ -102,7 +103,7 @@ static tdm_status text_read(const tdm__data_source *source, const tdm_data_optio
     return cut_windows(source, options, dataset, err);
 }
 
-/* Any text could be one to learn from; only the name tells that it is meant so. */
+/* Any text can be tokens; only the file name shows that it is meant as such. */
 static bool text_sniff(const tdm__data_source *source)
 {
     static const char *const endings[] = {".txt", ".txt.gz"};

@@ -4,6 +4,7 @@
  * A gradient is built from ops as well, so it is planned, placed and tested like any other op. Ops
  * whose names end in "_grad" exist only for that and have no gradient.
  */
+#include "graph/graph.h"
 #include "graph/ops/ops.h"
 
 /* ---- shapes ----------------------------------------------------------------------------------- */

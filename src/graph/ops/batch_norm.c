@@ -12,6 +12,7 @@
  * the statistics. This op does not update the running statistics: the builder only returns the
  * observed values.
  */
+#include "graph/graph.h"
 #include "graph/ops/ops.h"
 
 static tdm_status wants_channels(const tdm__value *const in[], const char *const names[], int count,

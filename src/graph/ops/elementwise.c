@@ -119,16 +119,6 @@ tdm_value tdm_graph_scale(tdm_graph *graph, tdm_value x, double factor)
     return tdm__graph_add_node(graph, TDM_OP_SCALE, &(tdm_op_attrs){.scale = factor}, &x, 1, NULL);
 }
 
-tdm_value tdm_graph_silu(tdm_graph *graph, tdm_value x)
-{
-    return tdm__graph_add_node(graph, TDM_OP_SILU, &(tdm_op_attrs){0}, &x, 1, NULL);
-}
-
-tdm_value tdm_graph_gelu_tanh(tdm_graph *graph, tdm_value x)
-{
-    return tdm__graph_add_node(graph, TDM_OP_GELU_TANH, &(tdm_op_attrs){0}, &x, 1, NULL);
-}
-
 /* ---- activations by number -------------------------------------------------------------------- */
 
 static const struct {

@@ -149,38 +149,11 @@ tdm_value tdm_graph_cross_entropy_with(tdm_graph *graph, tdm_value logits, tdm_v
                                2, NULL);
 }
 
-static tdm_value element_loss(tdm_graph *graph, tdm_value x, tdm_value target,
-                              const tdm_op_attrs *attrs)
+tdm_value tdm_graph_element_loss(tdm_graph *graph, tdm_element_loss kind, tdm_value x,
+                                 tdm_value target, double delta, double scale)
 {
-    return tdm__graph_add_node(graph, TDM_OP_LOSS, attrs, (tdm_value[]){x, target}, 2, NULL);
-}
-
-tdm_value tdm_graph_mse(tdm_graph *graph, tdm_value x, tdm_value target, double scale)
-{
-    return element_loss(graph, x, target, &(tdm_op_attrs){.loss = TDM_LOSS_MSE, .scale = scale});
-}
-
-tdm_value tdm_graph_l1(tdm_graph *graph, tdm_value x, tdm_value target, double scale)
-{
-    return element_loss(graph, x, target, &(tdm_op_attrs){.loss = TDM_LOSS_L1, .scale = scale});
-}
-
-tdm_value tdm_graph_huber(tdm_graph *graph, tdm_value x, tdm_value target, double delta,
-                          double scale)
-{
-    tdm_op_attrs attrs = {.loss = TDM_LOSS_HUBER, .delta = (float)delta, .scale = scale};
-    return element_loss(graph, x, target, &attrs);
-}
-
-tdm_value tdm_graph_bce_logits(tdm_graph *graph, tdm_value x, tdm_value target, double scale)
-{
-    return element_loss(graph, x, target,
-                        &(tdm_op_attrs){.loss = TDM_LOSS_BCE_LOGITS, .scale = scale});
-}
-
-tdm_value tdm_graph_kl(tdm_graph *graph, tdm_value x, tdm_value target, double scale)
-{
-    return element_loss(graph, x, target, &(tdm_op_attrs){.loss = TDM_LOSS_KL, .scale = scale});
+    tdm_op_attrs attrs = {.loss = (int)kind, .delta = (float)delta, .scale = scale};
+    return tdm__graph_add_node(graph, TDM_OP_LOSS, &attrs, (tdm_value[]){x, target}, 2, NULL);
 }
 
 tdm_value tdm_graph_penalty(tdm_graph *graph, tdm_value w, int power, double scale)

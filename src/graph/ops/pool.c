@@ -82,8 +82,8 @@ const tdm__op_family tdm__ops_pool = {rows, sizeof(rows) / sizeof(rows[0])};
 
 /* ---- building --------------------------------------------------------------------------------- */
 
-static tdm_value graph_add_pool(tdm_graph *graph, tdm_op_kind op, tdm_value x,
-                                const tdm_pool_options *options)
+tdm_value tdm_graph_pool(tdm_graph *graph, tdm_value x, tdm_pool kind,
+                         const tdm_pool_options *options)
 {
     tdm_pool_options o = options ? *options : (tdm_pool_options){0};
     tdm_op_attrs attrs = {0};
@@ -94,17 +94,8 @@ static tdm_value graph_add_pool(tdm_graph *graph, tdm_op_kind op, tdm_value x,
         attrs.window.pad_before[axis] = attrs.window.pad_after[axis] = o.padding[axis];
     }
     attrs.window.groups = 1;
+    tdm_op_kind op = kind == TDM_POOL_MAX ? TDM_OP_MAX_POOL : TDM_OP_AVERAGE_POOL;
     return tdm__graph_add_node(graph, op, &attrs, &x, 1, NULL);
-}
-
-tdm_value tdm_graph_max_pool(tdm_graph *graph, tdm_value x, const tdm_pool_options *options)
-{
-    return graph_add_pool(graph, TDM_OP_MAX_POOL, x, options);
-}
-
-tdm_value tdm_graph_average_pool(tdm_graph *graph, tdm_value x, const tdm_pool_options *options)
-{
-    return graph_add_pool(graph, TDM_OP_AVERAGE_POOL, x, options);
 }
 
 tdm_value tdm_graph_global_pool(tdm_graph *graph, tdm_value x)

@@ -22,7 +22,7 @@ static inline void add_products(const float *a, const float *b, int64_t left, vf
     }
 }
 
-static inline float dot(const float *a, const float *b, int64_t count)
+static inline float vec_dot(const float *a, const float *b, int64_t count)
 {
     vf_places sum = {{{0}}};
     int64_t i = 0;
@@ -50,14 +50,14 @@ static void decode_product(const float *w, const float *x, const float *bias, in
 {
     int64_t n = 0;
     for (; n + ROWS <= N; n += ROWS) dot_rows(w + n * K, x, K, out + n);
-    for (; n < N; n++) out[n] = dot(w + n * K, x, K);
+    for (; n < N; n++) out[n] = vec_dot(w + n * K, x, K);
     for (n = 0; bias && n < N; n++) out[n] += bias[n];
 }
 
 static void decode_scores(const float *query, const float *keys, int64_t D, int64_t stride,
                           int64_t count, float scale, float *out)
 {
-    for (int64_t t = 0; t < count; t++) out[t] = scale * dot(keys + t * stride, query, D);
+    for (int64_t t = 0; t < count; t++) out[t] = scale * vec_dot(keys + t * stride, query, D);
 }
 
 static void decode_softmax(float *x, int64_t count)

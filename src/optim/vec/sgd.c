@@ -1,7 +1,7 @@
 /*
  * sgd.c: stochastic gradient descent with momentum (Polyak), optionally Nesterov's, as PyTorch
  * defines them: weight decay is added to the gradient, velocity = momentum * velocity + gradient.
- * Without momentum there is no state.
+ * Without momentum it has no state.
  */
 #include "optim/vec/vec.h"
 

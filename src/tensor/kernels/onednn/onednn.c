@@ -7,6 +7,7 @@
  */
 #include "tensor/kernels/onednn/onednn.h"
 #include "base/base.h"
+#include "tensor/tensor.h"
 
 #include <assert.h>
 #include <pthread.h>
@@ -57,7 +58,7 @@ void tdm__onednn_control_set(uint64_t word)
 
 /* ---- engines ---------------------------------------------------------------------------------- */
 
-/* TANDEM_ISA limits oneDNN to the level of our own kernels. This is possible until its first
+/* TANDEM_ISA limits oneDNN to the level of the other kernels. This is possible until its first
  * use. */
 static void hold_to_level(void)
 {

@@ -86,7 +86,7 @@ double tdm__ref_activate(int activation, double x)
     return x;
 }
 
-static inline void map(const tdm_kernel_call *call, double (*f)(double))
+static inline void elements_map(const tdm_kernel_call *call, double (*f)(double))
 {
     const float *x = tdm__ref_in(call, 0);
     float *y = tdm__ref_out(call, 0);
@@ -107,7 +107,7 @@ static inline void map_slope(const tdm_kernel_call *call, double (*slope)(double
     {                                                                                              \
         (void)backend;                                                                             \
         (void)key;                                                                                 \
-        map(call, f);                                                                              \
+        elements_map(call, f);                                                                     \
     }                                                                                              \
     static void run_##name##_grad(void *backend, const tdm_kernel_call *call,                      \
                                   const tdm_step_key *key)                                         \

@@ -21,7 +21,7 @@ static double inverse_deviation(const tdm_kernel_call *call, const float *varian
     return 1.0 / sqrt((double)variance[c] + (double)call->attrs.eps);
 }
 
-static void normalise(const tdm_kernel_call *call, const float *mean, const float *variance)
+static void rows_normalise(const tdm_kernel_call *call, const float *mean, const float *variance)
 {
     int64_t rows = tdm__ref_rows(&call->in[0]), C = tdm__ref_columns(&call->in[0]);
     const float *x = tdm__ref_in(call, 0);
@@ -60,7 +60,7 @@ static void run_batch_norm(void *backend, const tdm_kernel_call *call, const tdm
         mean[c] = (float)m.mean;
         variance[c] = (float)(m.squares / (double)rows);
     }
-    normalise(call, mean, variance);
+    rows_normalise(call, mean, variance);
 }
 
 static void run_share(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
@@ -100,7 +100,7 @@ static void run_given(void *backend, const tdm_kernel_call *call, const tdm_step
     (void)backend;
     (void)key;
     const float *mean = tdm__ref_in(call, 3);
-    normalise(call, mean, mean + tdm__ref_columns(&call->in[0]));
+    rows_normalise(call, mean, mean + tdm__ref_columns(&call->in[0]));
 }
 
 static void run_batch_norm_fixed(void *backend, const tdm_kernel_call *call,
@@ -108,7 +108,7 @@ static void run_batch_norm_fixed(void *backend, const tdm_kernel_call *call,
 {
     (void)backend;
     (void)key;
-    normalise(call, tdm__ref_in(call, 3), tdm__ref_in(call, 4));
+    rows_normalise(call, tdm__ref_in(call, 3), tdm__ref_in(call, 4));
 }
 
 static void grad_params(const tdm_kernel_call *call, const float *mean, const float *variance)

@@ -3,12 +3,12 @@
  * may be a suffix of the first's and is then repeated for each leading index; and for scaling.
  *
  * Every output depends only on the inputs at its own index (or, for a shorter b, at the
- * corresponding index), so the output may overwrite an input of its own size.
+ * corresponding index), so the output may overwrite an input of the same size.
  */
 #include "tensor/kernels/ref/ref.h"
 
 /* The number of repetitions of b: 1 if the shapes are equal. */
-static int64_t repeats(const tdm_kernel_call *call)
+static int64_t shape_repeats(const tdm_kernel_call *call)
 {
     int64_t b = tdm_tensor_elements(&call->in[1]);
     return b > 0 ? tdm_tensor_elements(&call->in[0]) / b : 0;
@@ -19,7 +19,7 @@ static void run_add(void *backend, const tdm_kernel_call *call, const tdm_step_k
     (void)backend;
     (void)key;
     const float *b = tdm__ref_in(call, 1);
-    int64_t rows = repeats(call), N = tdm_tensor_elements(&call->in[1]);
+    int64_t rows = shape_repeats(call), N = tdm_tensor_elements(&call->in[1]);
     for (int64_t r = 0; r < rows; r++) {
         const float *a = tdm__ref_in(call, 0) + r * N;
         float *out = tdm__ref_out(call, 0) + r * N;
@@ -32,7 +32,7 @@ static void run_mul(void *backend, const tdm_kernel_call *call, const tdm_step_k
     (void)backend;
     (void)key;
     const float *b = tdm__ref_in(call, 1);
-    int64_t rows = repeats(call), N = tdm_tensor_elements(&call->in[1]);
+    int64_t rows = shape_repeats(call), N = tdm_tensor_elements(&call->in[1]);
     for (int64_t r = 0; r < rows; r++) {
         const float *a = tdm__ref_in(call, 0) + r * N;
         float *out = tdm__ref_out(call, 0) + r * N;

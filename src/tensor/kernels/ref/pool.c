@@ -55,7 +55,7 @@ static float pool_average(const window *at, const float *x)
     return (float)(sum / (double)((at->h.end - at->h.begin) * (at->w.end - at->w.begin)));
 }
 
-static void pool(const tdm_kernel_call *call, int32_t *index)
+static void pool_windows(const tdm_kernel_call *call, int32_t *index)
 {
     const int64_t *in = call->in[0].shape.dim, *out = call->out[0].shape.dim;
     int64_t H = in[1], W = in[2], C = in[3], OH = out[1], OW = out[2];
@@ -76,14 +76,14 @@ static void run_max_pool(void *backend, const tdm_kernel_call *call, const tdm_s
 {
     (void)backend;
     (void)key;
-    pool(call, call->out[1].data);
+    pool_windows(call, call->out[1].data);
 }
 
 static void run_average_pool(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
 {
     (void)backend;
     (void)key;
-    pool(call, NULL);
+    pool_windows(call, NULL);
 }
 
 /* The outputs [first, past) whose windows contain position i, along `axis`. */

@@ -152,7 +152,7 @@ static void step_rows(const float *a, const float *b, int64_t pairs, int64_t row
 }
 
 /* x, or zero of its sign if it is subnormal, independent of the control word. */
-static float flushed(float x)
+static float tile_flushed(float x)
 {
     uint32_t bits;
     memcpy(&bits, &x, sizeof(bits));
@@ -190,8 +190,8 @@ static void step_exact(const float *a, const float *b, int64_t pairs, int64_t ro
         for (int64_t n = 0; n < cols; n++) {
             float chain[2] = {0, 0};
             for (int64_t k = 0; k < 2 * pairs; k++)
-                chain[k & 1] = exact_fma(flushed(a[r * TDM__BF16_STEP + k]),
-                                         flushed(b[k * BLOCK + n]), chain[k & 1]);
+                chain[k & 1] = exact_fma(tile_flushed(a[r * TDM__BF16_STEP + k]),
+                                         tile_flushed(b[k * BLOCK + n]), chain[k & 1]);
             sum[r * BLOCK + n] += chain[0] + chain[1];
         }
 }

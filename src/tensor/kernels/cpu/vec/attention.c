@@ -22,7 +22,7 @@
 
 enum { BLOCK = 64 };
 
-static int64_t smaller(int64_t a, int64_t b)
+static int64_t min_of(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
@@ -75,7 +75,7 @@ static head head_of(const tdm_kernel_call *call, const tdm_tensor *qkv, const td
     a.k = a.q + a.C;
     a.v = a.k + a.C;
     int64_t length = lengths->dtype ? ((const int32_t *)lengths->data)[a.b] : a.T;
-    a.length = length < 0 ? 0 : smaller(length, a.T);
+    a.length = length < 0 ? 0 : min_of(length, a.T);
     if (p <= 0) return a;
     a.keep_scale = (float)(1 / (1 - p));
     a.drop_below = (int32_t)ceil(p * 0x1p24);
@@ -90,7 +90,7 @@ static head head_of(const tdm_kernel_call *call, const tdm_tensor *qkv, const td
 /* Keys below this are used for query t: at least one, unless the length is 0. */
 static int64_t key_limit(const head *a, int64_t t)
 {
-    return a->causal ? smaller(t + 1, a->length) : a->length;
+    return a->causal ? min_of(t + 1, a->length) : a->length;
 }
 
 /* ---- copies into blocks ----------------------------------------------------------------------- */
@@ -174,16 +174,16 @@ typedef struct pair {
 static pair pair_of(const head *a, int64_t t0, int64_t k0)
 {
     return (pair){.t0 = t0,
-                  .rows = smaller(BLOCK, a->T - t0),
+                  .rows = min_of(BLOCK, a->T - t0),
                   .k0 = k0,
-                  .keys = smaller(BLOCK, a->length - k0),
+                  .keys = min_of(BLOCK, a->length - k0),
                   .diagonal = a->causal && t0 == k0};
 }
 
 /* The number of columns of row r of the block that are used: at least one. */
 static int64_t pair_limit(const pair *p, int64_t r)
 {
-    return p->diagonal ? smaller(r + 1, p->keys) : p->keys;
+    return p->diagonal ? min_of(r + 1, p->keys) : p->keys;
 }
 
 /* s = left right, [rows, D] x [D, keys]; elements above the diagonal are undefined. */
@@ -341,7 +341,7 @@ static inline vf_places weigh_row(const head *a, const float *mask, float larges
     return sum;
 }
 
-static void weigh(const head *a, const pair *p, forward_scratch *s, bool first)
+static void row_weigh(const head *a, const pair *p, forward_scratch *s, bool first)
 {
     float mask[BLOCK] = {0};
     raise_largest(p, s, first);
@@ -383,16 +383,16 @@ static void forward_head(const head *a, forward_scratch *s, float *y, float *lse
         return;
     }
     for (int64_t k0 = 0; k0 < a->length; k0 += BLOCK)
-        pack_transposed(a->k + k0 * row, row, smaller(BLOCK, a->length - k0), a,
+        pack_transposed(a->k + k0 * row, row, min_of(BLOCK, a->length - k0), a,
                         s->keys + k0 * a->D);
     pack_rows(a->v, row, a->length, a->length, a, 1, s->values);
     for (int64_t t0 = 0; t0 < a->T; t0 += BLOCK) {
-        int64_t rows = smaller(BLOCK, a->T - t0), last = key_limit(a, t0 + rows - 1);
+        int64_t rows = min_of(BLOCK, a->T - t0), last = key_limit(a, t0 + rows - 1);
         pack_rows(a->q + t0 * row, row, rows, tdm_round_up(rows, TILE_ROWS), a, a->scale, s->q);
         for (int64_t k0 = 0; k0 < last; k0 += BLOCK) {
             pair p = pair_of(a, t0, k0);
             pair_scores(a, &p, s->q, s->keys + k0 * a->D, s->w);
-            weigh(a, &p, s, k0 == 0);
+            row_weigh(a, &p, s, k0 == 0);
             pair_mix(a, &p, k0 > 0, s->w, s->values + k0 * a->Dp, s->o);
         }
         finish_queries(a, t0, rows, s, y, lse);
@@ -486,7 +486,7 @@ static void weigh_back(const head *a, const pair *p, const float *lse, backward_
 /* All queries against one block of keys. */
 static void backward_keys(const head *a, int64_t k0, const float *lse, backward_scratch *s)
 {
-    int64_t row = 3 * a->C, keys = smaller(BLOCK, a->length - k0), first = a->causal ? k0 : 0;
+    int64_t row = 3 * a->C, keys = min_of(BLOCK, a->length - k0), first = a->causal ? k0 : 0;
     pack_rows(a->k + k0 * row, row, keys, keys, a, 1, s->keys);
     pack_transposed(a->k + k0 * row, row, keys, a, s->keys_t);
     pack_transposed(a->v + k0 * row, row, keys, a, s->values_t);
@@ -527,7 +527,7 @@ static void backward_head(const head *a, backward_scratch *s, const float *dy, c
     pack_rows(dy, a->C, a->T, padded, a, 1, s->dy);
     share_products(a, dy, y, s->shared);
     for (int64_t k0 = 0; k0 < a->length; k0 += BLOCK) {
-        int64_t keys = smaller(BLOCK, a->length - k0);
+        int64_t keys = min_of(BLOCK, a->length - k0);
         backward_keys(a, k0, lse, s);
         unpack_rows(s->dk, keys, a, 1, d_keys + k0 * row, row);
         unpack_rows(s->dv, keys, a, 1, d_values + k0 * row, row);

@@ -4,7 +4,7 @@
  * An op is a function of one vector, or of two; the templates below apply it to whole tensors. The
  * last, incomplete vector is processed by the same function, so an element's bits depend neither on
  * its index nor on the size of the tensor nor on the number of threads. A vector is read before it
- * is written: the output may overwrite an input of its own size.
+ * is written: the output may overwrite an input of the same size.
  */
 #include "tensor/kernels/cpu/vec/activations.h"
 

@@ -147,7 +147,7 @@ static void normalise_rows(const void *args, int64_t begin, int64_t end)
         }
 }
 
-static void normalise(const norm *n)
+static void rows_normalise(const norm *n)
 {
     const float *gamma = n->call->in[1].data;
     for (int64_t c = 0; c < n->C; c++)
@@ -170,7 +170,7 @@ static void run_batch_norm(void *backend, const tdm_kernel_call *call, const tdm
     }
     n.mean = mean;
     n.variance = variance;
-    normalise(&n);
+    rows_normalise(&n);
 }
 
 static void run_fixed(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
@@ -181,7 +181,7 @@ static void run_fixed(void *backend, const tdm_kernel_call *call, const tdm_step
     n.x = call->in[0].data;
     n.mean = call->in[3].data;
     n.variance = call->in[4].data;
-    normalise(&n);
+    rows_normalise(&n);
 }
 
 static void run_given(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
@@ -192,7 +192,7 @@ static void run_given(void *backend, const tdm_kernel_call *call, const tdm_step
     n.x = call->in[0].data;
     n.mean = call->in[3].data;
     n.variance = n.mean + n.C;
-    normalise(&n);
+    rows_normalise(&n);
 }
 
 /* Combining such shares takes a few operations for each channel: `ref` does it. */

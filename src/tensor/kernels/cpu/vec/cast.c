@@ -13,7 +13,7 @@ typedef struct rounding {
 } rounding;
 
 /* `yes` where the mask has all bits, `no` where it has none. */
-static inline vu choose(vu mask, vu yes, vu no)
+static inline vu cast_choose(vu mask, vu yes, vu no)
 {
     return (mask & yes) | (~mask & no);
 }
@@ -23,8 +23,8 @@ static inline vh round_vector(vu x)
     vu magnitude = x & 0x7fffffffu, top = x >> 16;
     vu is_nan = (vu)(magnitude > 0x7f800000u), is_tiny = (vu)(magnitude < 0x00800000u);
     vu nearest = (x + 0x7fffu + (top & 1u)) >> 16;
-    vu rest = choose(is_tiny, top & 0x8000u, nearest);
-    return __builtin_convertvector(choose(is_nan, top | 0x40u, rest), vh);
+    vu rest = cast_choose(is_tiny, top & 0x8000u, nearest);
+    return __builtin_convertvector(cast_choose(is_nan, top | 0x40u, rest), vh);
 }
 
 static void range_round(const void *args, int64_t begin, int64_t end)

@@ -6,6 +6,7 @@
  * i of the row's sequence, as in the reference kernel, and the result has the same bits. Rows are
  * independent, and long ones are divided at the beginning of a group of words.
  */
+#include "base/base.h"
 #include "tensor/kernels/cpu/vec/philox.h"
 
 #include <math.h>
@@ -19,7 +20,7 @@ typedef struct work {
     float keep_scale;
 } work;
 
-static vf drop(const work *w, vf x, vi words)
+static vf row_drop(const work *w, vf x, vi words)
 {
     vi kept = ((words >> 8) & 0x00ffffff) >= w->limit;
     return (vf)((vi)(x * w->keep_scale) & kept);
@@ -37,10 +38,10 @@ static void drop_groups(const work *w, int64_t row, int64_t begin, int64_t end)
         vi words[2];
         tdm__philox_group(&rng, (uint32_t)group, words);
         int64_t at = group * TDM__PHILOX_GROUP, left = w->row_elements - at;
-        vf_store_up_to(y + at, left, drop(w, vf_load_up_to(x + at, left, 0), words[0]));
+        vf_store_up_to(y + at, left, row_drop(w, vf_load_up_to(x + at, left, 0), words[0]));
         at += TDM__WIDTH, left -= TDM__WIDTH;
         if (left > 0)
-            vf_store_up_to(y + at, left, drop(w, vf_load_up_to(x + at, left, 0), words[1]));
+            vf_store_up_to(y + at, left, row_drop(w, vf_load_up_to(x + at, left, 0), words[1]));
     }
 }
 

@@ -12,7 +12,7 @@ typedef uint32_t vu __attribute__((vector_size(4 * TDM__WIDTH), aligned(4), may_
 #define HIGHEST_BIT 0x80000000u
 #define TO_HIGHEST_BIT (HIGHEST_BIT - 0x57000000u)
 
-static inline vu magnitudes(vf x)
+static inline vu loop_magnitudes(vf x)
 {
     return ((vu)x & MAGNITUDE) + TO_HIGHEST_BIT;
 }
@@ -30,7 +30,7 @@ static bool add_into(float *a, const float *b, size_t count)
     vu seen = {0};
     for (int64_t i = 0; i < n; i += TDM__WIDTH) {
         vf sum = vf_load_up_to(a + i, n - i, 0) + vf_load_up_to(b + i, n - i, 0);
-        seen |= magnitudes(sum);
+        seen |= loop_magnitudes(sum);
         vf_store_up_to(a + i, n - i, sum);
     }
     return none_reaches(seen);
@@ -40,7 +40,8 @@ static bool in_safe_range(const float *a, size_t count)
 {
     int64_t n = (int64_t)count;
     vu seen = {0};
-    for (int64_t i = 0; i < n; i += TDM__WIDTH) seen |= magnitudes(vf_load_up_to(a + i, n - i, 0));
+    for (int64_t i = 0; i < n; i += TDM__WIDTH)
+        seen |= loop_magnitudes(vf_load_up_to(a + i, n - i, 0));
     return none_reaches(seen);
 }
 
@@ -65,7 +66,7 @@ IN_PLACE(silu, silu)
 IN_PLACE(tanh, vtanhf)
 IN_PLACE(sigmoid, vsigmoidf)
 
-static void activate(tdm_activation activation, float *x, int64_t count)
+static void loop_activate(tdm_activation activation, float *x, int64_t count)
 {
     static const tdm__vec_range_fn ranges[] = {
         [TDM_ACTIVATION_RELU] = range_relu,           [TDM_ACTIVATION_GELU] = range_gelu,
@@ -98,7 +99,7 @@ static void range_widen(const void *args, int64_t begin, int64_t end)
     }
 }
 
-static void widen(const uint16_t *bf16, float *out, int64_t count)
+static void loop_widen(const uint16_t *bf16, float *out, int64_t count)
 {
     wider w = {bf16, out};
     tdm__vec_split(count, 1, range_widen, &w);
@@ -107,6 +108,6 @@ static void widen(const uint16_t *bf16, float *out, int64_t count)
 const tdm__vec_loops TDM__AT_LEVEL(tdm__vec_loops) = {
     .add_into = add_into,
     .in_safe_range = in_safe_range,
-    .activate = activate,
-    .widen = widen,
+    .activate = loop_activate,
+    .widen = loop_widen,
 };

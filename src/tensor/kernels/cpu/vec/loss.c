@@ -29,7 +29,7 @@ typedef vf (*slope_fn)(vf x, vf t, float delta);
 /* ---- the functions ---------------------------------------------------------------------------- */
 
 /* -1, 0 or 1; NaN stays NaN. */
-static inline vf sign(vf x)
+static inline vf vec_sign(vf x)
 {
     vf zero = vf_set(0);
     return vf_pick_less(zero, x, vf_set(1), vf_pick_less(x, zero, vf_set(-1), x));
@@ -64,7 +64,7 @@ static inline void add_l1(vsum_part *sum, vf x, vf t, float delta)
 static inline vf l1_slope(vf x, vf t, float delta)
 {
     (void)delta;
-    return sign(x - t);
+    return vec_sign(x - t);
 }
 
 /* With c = min(off, delta), both branches are c (off - c / 2). */
@@ -128,7 +128,7 @@ static inline vf size_slope(vf x, vf t, float delta)
 {
     (void)t;
     (void)delta;
-    return sign(x);
+    return vec_sign(x);
 }
 
 static inline vf square_slope(vf x, vf t, float delta)

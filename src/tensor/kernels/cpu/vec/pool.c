@@ -68,7 +68,7 @@ static inline vi load_index(const int32_t *from, int64_t left)
     return index;
 }
 
-static inline const float *place(const pool *p, int64_t b, int64_t h, int64_t w)
+static inline const float *window_place(const pool *p, int64_t b, int64_t h, int64_t w)
 {
     return p->from + ((b * p->H + h) * p->W + w) * p->C;
 }
@@ -78,11 +78,12 @@ static void pool_largest(const pool *p, int64_t b, span h, span w, float *y, int
 {
     for (int64_t c = 0; c < p->C; c += TDM__WIDTH) {
         int64_t left = p->C - c;
-        vf best = vf_load_up_to(place(p, b, h.start + h.begin, w.start + w.begin) + c, left, 0);
+        vf best = vf_load_up_to(window_place(p, b, h.start + h.begin, w.start + w.begin) + c, left,
+                                0);
         vi winner = (vi){0} + (int32_t)(h.begin * p->kernel[1] + w.begin);
         for (int64_t kh = h.begin; kh < h.end; kh++)
             for (int64_t kw = w.begin; kw < w.end; kw++) {
-                vf v = vf_load_up_to(place(p, b, h.start + kh, w.start + kw) + c, left, 0);
+                vf v = vf_load_up_to(window_place(p, b, h.start + kh, w.start + kw) + c, left, 0);
                 vi better = (v > best) | (v != v); /* NaN wins, so that it is visible */
                 best = (vf)(((vi)v & better) | ((vi)best & ~better));
                 vi here = (vi){0} + (int32_t)(kh * p->kernel[1] + kw);
@@ -102,7 +103,7 @@ static void pool_average(const pool *p, int64_t b, span h, span w, float *y)
         for (int64_t kh = h.begin; kh < h.end; kh++) {
             vf row = vf_set(0);
             for (int64_t kw = w.begin; kw < w.end; kw++)
-                row += vf_load_up_to(place(p, b, h.start + kh, w.start + kw) + c, left, 0);
+                row += vf_load_up_to(window_place(p, b, h.start + kh, w.start + kw) + c, left, 0);
             sum += row;
         }
         vf_store_up_to(y + c, left, sum * share);

@@ -9,6 +9,7 @@
  * separately, so that the numbers are the same on every machine. The error is below 4e-7, for a
  * standard deviation of 1.
  */
+#include "base/base.h"
 #include "tensor/kernels/cpu/vec/philox.h"
 
 #include <assert.h>

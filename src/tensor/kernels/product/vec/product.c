@@ -171,7 +171,7 @@ typedef struct product_unit {
 /* One segment of k and some columns: the content of the right panels at a time. */
 typedef struct product_part {
     int64_t k, length;
-    int64_t n, cols; /* cols is 0: there is no such part */
+    int64_t n, cols; /* cols is 0: the part does not exist */
 } product_part;
 
 /* One part of a unit. */

@@ -1,40 +1,11 @@
 /*
- * fault.c: fault injection for file operations, and the mapping of errno to status codes.
- *
- * Tests set a countdown; each operation of a selected kind decrements it. At zero that operation and all
- * later ones fail with the selected errno, as on a full or broken disk. The state is process-wide by
- * contract: it is the only mutable global of this module, consists of atomics, and costs an operation a
- * single load while unset.
+ * errno.c: the mapping of errno to status codes and messages.
  */
 #include "os/internal.h"
 
 #include <errno.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
-
-static struct {
-    atomic_uint mask; /* 0: nothing armed */
-    atomic_long countdown;
-    atomic_int error_number;
-} fault;
-
-void tdm_os_fault_set(unsigned mask, long countdown, int error_number)
-{
-    atomic_store(&fault.mask, 0);
-    if (countdown <= 0) return;
-    atomic_store(&fault.countdown, countdown);
-    atomic_store(&fault.error_number, error_number);
-    atomic_store(&fault.mask, mask);
-}
-
-bool tdm__fault_hit(unsigned kind)
-{
-    if (!(atomic_load_explicit(&fault.mask, memory_order_acquire) & kind)) return false;
-    if (atomic_fetch_sub(&fault.countdown, 1) > 1) return false;
-    errno = atomic_load(&fault.error_number);
-    return true;
-}
 
 void tdm__close_quietly(int fd)
 {
@@ -42,8 +13,6 @@ void tdm__close_quietly(int fd)
     if (fd >= 0) close(fd);
     errno = kept;
 }
-
-/* ---- errno ----------------------------------------------------------------------------------- */
 
 /* One row for each errno that callers can act on; all others are TDM_ERR_IO without advice. */
 static const struct {

@@ -1,5 +1,5 @@
 /*
- * folder.c: the directory with the checkpoints of a run.
+ * directory.c: the directory with the checkpoints of a run.
  *
  * The name of a checkpoint contains its step, so the newest one is found without opening any. Files with
  * other names are neither opened nor removed. A run resumes from the newest valid file; damaged files are
@@ -33,8 +33,8 @@
 #define PACKED_SUFFIX ".zst"
 #define NAME_BYTES 64
 
-/* Looks at a folder that another process prunes meanwhile, before what is missing counts as missing. */
-enum { LOOKS_MAX = 16 };
+/* How often a directory is read again if another process removes files from it meanwhile. */
+enum { MAX_READS = 16 };
 
 static void name_of_step(uint64_t step, bool packed, char out[NAME_BYTES])
 {
@@ -79,9 +79,10 @@ static int compare_newest_first(const void *a, const void *b)
     return (int)x->packed - (int)y->packed;
 }
 
-/* The checkpoints among `names`, newest first; size and time are not looked at. */
-static tdm_status collect(const char *dir, const char *const *names, size_t count, tdm_arena *arena,
-                          tdm_checkpoint_entry **out, size_t *out_count, tdm_error *err)
+/* Collects the checkpoints among `names`, newest first, without their size and time. */
+static tdm_status entries_collect(const char *dir, const char *const *names, size_t count,
+                                  tdm_arena *arena, tdm_checkpoint_entry **out, size_t *out_count,
+                                  tdm_error *err)
 {
     tdm_checkpoint_entry *entries = tdm_arena_array(arena, count + 1, sizeof(*entries));
     if (!entries) return tdm_fail_oom(err, "to list checkpoints");
@@ -102,7 +103,8 @@ static tdm_status collect(const char *dir, const char *const *names, size_t coun
     return TDM_OK;
 }
 
-/* One look at the folder. *seen: how many names there were, also of files that were removed meanwhile. */
+/* Lists the directory once. *seen: the number of names, including files that were removed
+ * meanwhile. */
 static tdm_status list_once(const char *dir, tdm_arena *arena, tdm_checkpoint_entry **out,
                             size_t *out_count, size_t *seen, tdm_error *err)
 {
@@ -111,12 +113,12 @@ static tdm_status list_once(const char *dir, tdm_arena *arena, tdm_checkpoint_en
     tdm_checkpoint_entry *entries = NULL;
     tdm__index index;
     TDM_TRY(tdm_dir_list(dir, arena, &names, &name_count, err));
-    TDM_TRY(collect(dir, names, name_count, arena, &entries, &count, err));
+    TDM_TRY(entries_collect(dir, names, name_count, arena, &entries, &count, err));
     TDM_TRY(tdm__index_read(dir, arena, &index, err));
     size_t n = 0;
     for (size_t i = 0; i < count; i++) {
         struct stat info = {0};
-        if (stat(entries[i].path, &info) != 0 && errno == ENOENT) continue; /* gone meanwhile */
+        if (stat(entries[i].path, &info) != 0 && errno == ENOENT) continue; /* removed meanwhile */
         entries[n] = entries[i];
         entries[n].bytes = (uint64_t)info.st_size;
         entries[n].modified_unix_s = (double)info.st_mtim.tv_sec;
@@ -135,8 +137,8 @@ tdm_status tdm_checkpoint_list(const char *dir, tdm_arena *arena, tdm_checkpoint
 {
     size_t seen = 1;
     *out_count = 0;
-    /* Where all were removed, a training prunes the folder, and has put a newer one there. */
-    for (int i = 0; i < LOOKS_MAX && seen > 0 && *out_count == 0; i++) {
+    /* If all were removed, a training prunes the directory and has written a newer checkpoint. */
+    for (int i = 0; i < MAX_READS && seen > 0 && *out_count == 0; i++) {
         TDM_TRY(list_once(dir, arena, out, out_count, &seen, err));
     }
     return TDM_OK;
@@ -144,8 +146,8 @@ tdm_status tdm_checkpoint_list(const char *dir, tdm_arena *arena, tdm_checkpoint
 
 /* ---- newest ---------------------------------------------------------------------------------- */
 
-/* One look at the folder. *vanished: a file of the list was removed before it could be opened, so a training
- * prunes the folder, and may have put a newer one there. */
+/* Lists the directory once. *vanished: a listed file was removed before it could be opened, so a
+ * running training prunes the directory and may have written a newer one. */
 static tdm_status find_newest(const char *dir, tdm_arena *arena, char **out_path, bool *vanished,
                               tdm_error *err)
 {
@@ -155,7 +157,7 @@ static tdm_status find_newest(const char *dir, tdm_arena *arena, char **out_path
     size_t count = 0;
     *vanished = false;
     TDM_TRY(tdm_dir_list(dir, arena, &names, &name_count, err));
-    TDM_TRY(collect(dir, names, name_count, arena, &entries, &count, err));
+    TDM_TRY(entries_collect(dir, names, name_count, arena, &entries, &count, err));
     for (size_t i = 0; i < count; i++) {
         tdm_checkpoint *checkpoint = NULL;
         tdm_error why;
@@ -170,8 +172,8 @@ static tdm_status find_newest(const char *dir, tdm_arena *arena, char **out_path
             continue;
         }
         if (status != TDM_ERR_FORMAT && status != TDM_ERR_CHECKSUM) {
-            /* Not damaged, but out of reach (no permission, a failing disk, no memory, a newer
-             * version's): going on from an older one would throw work away. */
+            /* The file is not damaged, but cannot be read (no permission, a failing disk, no
+             * memory, a newer version). Resuming from an older checkpoint would lose work. */
             return tdm_fail(err, status, "%s", why.message);
         }
         tdm_log(TDM_LOG_WARN, "checkpoint", "skipping a checkpoint: %s", why.message);
@@ -189,7 +191,7 @@ tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_p
     char *path = NULL;
     bool vanished = false;
     tdm_status status = find_newest(dir, arena, &path, &vanished, err);
-    for (int i = 1; vanished && i < LOOKS_MAX; i++) {
+    for (int i = 1; vanished && i < MAX_READS; i++) {
         status = find_newest(dir, arena, &path, &vanished, err);
     }
     if (status == TDM_OK) *out_path = path;
@@ -200,7 +202,7 @@ tdm_status tdm_checkpoint_read_newest(const char *dir, tdm_arena *arena,
                                       tdm_checkpoint_read_fn read, void *user, tdm_error *err)
 {
     tdm_status status = TDM_OK;
-    for (int i = 0; i < LOOKS_MAX; i++) {
+    for (int i = 0; i < MAX_READS; i++) {
         char *path = NULL;
         TDM_TRY(tdm_checkpoint_newest(dir, arena, &path, err));
         status = read(path, user, err);
@@ -211,7 +213,8 @@ tdm_status tdm_checkpoint_read_newest(const char *dir, tdm_arena *arena,
 
 /* ---- prune ----------------------------------------------------------------------------------- */
 
-/* A process that has ended, and waits for nobody but its parent to hear of it, does not live. */
+/* Whether the process is alive. A zombie is not: it has ended, and only its parent has not
+ * noticed yet. */
 static bool process_lives(long pid)
 {
     char path[64], text[512];
@@ -225,7 +228,8 @@ static bool process_lives(long pid)
     return !name_end || !name_end[1] || (name_end[2] != 'Z' && name_end[2] != 'X');
 }
 
-/* Where the number of the process begins in the name of a temporary file of ours; NULL: it is none. */
+/* The position of the process ID in the name of a temporary file; NULL if the name has another
+ * form. */
 static const char *number_in(const char *name)
 {
     if (strncmp(name, "." TDM__INDEX_NAME ".", strlen("." TDM__INDEX_NAME ".")) == 0) {
@@ -240,8 +244,9 @@ static const char *number_in(const char *name)
     return digits;
 }
 
-/* ".step-….safetensors.PID.tmp" or ".step-….safetensors.PID-N.tmp" of a writer that is gone; with ".zst"
- * before the number when the file was to be packed; or the same of the index. */
+/* Whether this is the temporary file of a writer that has ended: ".step-….safetensors.PID.tmp"
+ * or ".step-….safetensors.PID-N.tmp", with ".zst" before the process ID if the file was to be
+ * compressed; or the same for the index. */
 static bool is_leftover(const char *name)
 {
     const char *digits = number_in(name);
@@ -259,27 +264,28 @@ static bool is_leftover(const char *name)
 static tdm_status remove_file(const char *path, tdm_error *err)
 {
     if (!path) return tdm_fail_oom(err, "to prune checkpoints");
-    if (unlink(path) == 0 || errno == ENOENT) return TDM_OK; /* gone is gone */
+    if (unlink(path) == 0 || errno == ENOENT)
+        return TDM_OK; /* another process may have removed it */
     return tdm_os_fail(err, "cannot remove", path);
 }
 
 /* ---- rules ----------------------------------------------------------------------------------- */
 
-/* How good a checkpoint is, more is better; NaN: nobody knows. */
-static double worth(const tdm_checkpoint_entry *entry, bool by_accuracy)
+/* The quality of a checkpoint; more is better. NaN: unknown. */
+static double entry_worth(const tdm_checkpoint_entry *entry, bool by_accuracy)
 {
     return by_accuracy ? entry->metrics.accuracy : -entry->metrics.loss;
 }
 
-/* How many steps have checkpoints that are better than this one, or as good and newer. */
+/* The number of steps whose checkpoints are better than this one, or equally good and newer. */
 static int64_t better_count(const tdm_checkpoint_entry *entries, size_t count, size_t index,
                             bool by_accuracy)
 {
-    double mine = worth(&entries[index], by_accuracy);
+    double mine = entry_worth(&entries[index], by_accuracy);
     int64_t better = 0;
     for (size_t i = 0; i < count; i++) {
-        if (i > 0 && entries[i].step == entries[i - 1].step) continue; /* plain and packed */
-        double its = worth(&entries[i], by_accuracy);
+        if (i > 0 && entries[i].step == entries[i - 1].step) continue; /* plain and compressed */
+        double its = entry_worth(&entries[i], by_accuracy);
         if (its > mine || (its == mine && entries[i].step > entries[index].step)) better++;
     }
     return better;
@@ -297,7 +303,7 @@ void tdm_checkpoint_choose(tdm_checkpoint_entry *entries, size_t count,
         if (rules->keep_every > 0 && e->step % (uint64_t)rules->keep_every == 0) {
             e->kept |= TDM_KEPT_EVERY;
         }
-        if (rules->keep_best > 0 && !isnan(worth(e, rules->by_accuracy)) &&
+        if (rules->keep_best > 0 && !isnan(entry_worth(e, rules->by_accuracy)) &&
             better_count(entries, count, i, rules->by_accuracy) < rules->keep_best) {
             e->kept |= TDM_KEPT_BEST;
         }
@@ -305,8 +311,8 @@ void tdm_checkpoint_choose(tdm_checkpoint_entry *entries, size_t count,
     }
 }
 
-static tdm_status retain(const char *dir, const tdm_checkpoint_retention *rules, uint64_t good,
-                         tdm_arena *arena, tdm_error *err)
+static tdm_status entries_retain(const char *dir, const tdm_checkpoint_retention *rules,
+                                 uint64_t good, tdm_arena *arena, tdm_error *err)
 {
     const char *const *names = NULL;
     tdm_checkpoint_entry *entries = NULL;
@@ -317,7 +323,7 @@ static tdm_status retain(const char *dir, const tdm_checkpoint_retention *rules,
     }
     TDM_TRY(tdm_checkpoint_list(dir, arena, &entries, &count, err));
     tdm_checkpoint_choose(entries, count, rules, good);
-    for (size_t i = count; i > 0; i--) { /* the oldest goes first */
+    for (size_t i = count; i > 0; i--) { /* the oldest is removed first */
         if (entries[i - 1].kept == 0) TDM_TRY(remove_file(entries[i - 1].path, err));
     }
     return TDM_OK;
@@ -332,14 +338,15 @@ tdm_status tdm_checkpoint_retain(const char *dir, const tdm_checkpoint_retention
     }
     tdm_arena *arena = tdm_arena_create("retention");
     if (!arena) return tdm_fail_oom(err, "to prune %s", dir);
-    tdm_status status = retain(dir, rules, good, arena, err);
+    tdm_status status = entries_retain(dir, rules, good, arena, err);
     tdm_arena_destroy(arena);
     return status;
 }
 
 /* ---- a full disk ------------------------------------------------------------------------------- */
 
-/* How many bytes must go for `bytes` more to fit. Where the disk itself has room, a quota is the limit. */
+/* The number of bytes to free before `bytes` more fit. If the disk has enough space, a quota is
+ * the limit. */
 static uint64_t shortage_of(const char *dir, uint64_t bytes)
 {
     struct statvfs disk;
@@ -356,7 +363,7 @@ static void min_choose(tdm_checkpoint_entry *entries, size_t count,
     tdm_checkpoint_choose(entries, count, &min, good);
 }
 
-/* Whether any may go if the newest verifies; if it does not, fewer may. */
+/* Whether any checkpoint may be removed if the newest is valid. If it is not, fewer may be. */
 static bool has_removable(tdm_checkpoint_entry *entries, size_t count,
                           const tdm_checkpoint_retention *rules)
 {
@@ -366,7 +373,8 @@ static bool has_removable(tdm_checkpoint_entry *entries, size_t count,
     return has;
 }
 
-/* Leaves in `entries` those that may go: older than step `good`, and kept by nothing but `keep`. */
+/* Keeps in `entries` only those that may be removed: older than step `good`, and kept by `keep`
+ * only. */
 static size_t list_removable(tdm_checkpoint_entry *entries, size_t count,
                              const tdm_checkpoint_retention *rules, uint64_t good)
 {
@@ -392,7 +400,7 @@ static tdm_status make_room(const char *dir, const tdm_checkpoint_retention *rul
     uint64_t shortage = shortage_of(dir, bytes);
     for (size_t i = 0; i < count; i++) in_all += entries[i].bytes;
     if (in_all < shortage) return TDM_OK;
-    for (size_t i = count; i > 0 && out->bytes < shortage; i--) { /* the oldest goes first */
+    for (size_t i = count; i > 0 && out->bytes < shortage; i--) { /* the oldest is removed first */
         TDM_TRY(remove_file(entries[i - 1].path, err));
         out->bytes += entries[i - 1].bytes;
         out->count++;
