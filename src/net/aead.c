@@ -159,7 +159,7 @@ static const aead_ops openssl_ops = {.set_key = openssl_set_key,
                                      .seal = openssl_seal,
                                      .open = openssl_open};
 
-/* ---- the interface ------------------------------------------------------------------------------------ */
+/* ---- interface ---------------------------------------------------------------------------------------- */
 
 tdm__aead *tdm__aead_create(bool encrypts, bool only_openssl)
 {

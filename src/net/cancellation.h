@@ -1,10 +1,10 @@
 /*
- * cancellation.h: ends the waits of a joining rank early: when its caller says so
- * (tdm_comm_options.should_give_up), or when a rank of the world has died meanwhile.
+ * cancellation.h: a function that ends the waits of a rank which opens a world.
  *
- * Every loop that waits while a world is opened sleeps in slices and polls the function in between.
- * Without a function, waits are never cancelled. Only the thread that opens the world polls it, and the
- * function does not use that world.
+ * The function is tdm_comm_options.should_give_up, combined with a check whether a rank of the world has
+ * died. Every loop that waits while a world is opened sleeps in slices and calls the function between
+ * them. Without a function, waits are never cancelled. Only the thread that opens the world calls it. The
+ * function must not use that world.
  */
 #ifndef TANDEM_NET_CANCELLATION_H
 #define TANDEM_NET_CANCELLATION_H
@@ -13,11 +13,11 @@
 #include <stddef.h>
 
 typedef struct tdm__cancellation {
-    bool (*is_over)(void *user); /* NULL: never */
+    bool (*is_over)(void *user); /* NULL: the wait is never cancelled */
     void *user;
 } tdm__cancellation;
 
-#define TDM__CANCELLATION_SLICE_S 0.004 /* between two polls */
+#define TDM__CANCELLATION_SLICE_S 0.004 /* between two calls of is_over */
 
 /* Accepts NULL. */
 static inline bool tdm__cancellation_is_due(const tdm__cancellation *cancellation)
@@ -25,11 +25,11 @@ static inline bool tdm__cancellation_is_due(const tdm__cancellation *cancellatio
     return cancellation && cancellation->is_over && cancellation->is_over(cancellation->user);
 }
 
-/* How much of `left_s` to sleep before the next poll. */
+/* How much of `left_s` to sleep before the next call of is_over. */
 static inline double tdm__cancellation_slice(const tdm__cancellation *cancellation, double left_s)
 {
-    bool asks = cancellation && cancellation->is_over;
-    return asks && left_s > TDM__CANCELLATION_SLICE_S ? TDM__CANCELLATION_SLICE_S : left_s;
+    bool polls = cancellation && cancellation->is_over;
+    return polls && left_s > TDM__CANCELLATION_SLICE_S ? TDM__CANCELLATION_SLICE_S : left_s;
 }
 
 #endif

@@ -1,15 +1,15 @@
 /*
- * refusal.h: how a rank that joins reports that it and another rank do not fit together: a certificate that
- * is not valid, another comm.security, another version (tdm_comm_options.on_refused).
+ * refusal.h: a callback that reports that two ranks cannot work together (tdm_comm_options.on_refused).
  *
- * It is called by the thread that opens the world. A connection that breaks or comes too late is not a
- * refusal: the next attempt may succeed.
+ * The reasons are an invalid certificate, different values of comm.security, or different versions. The
+ * thread that opens the world calls it. A broken or late connection is not a refusal, because the next
+ * attempt may succeed.
  */
 #ifndef TANDEM_NET_REFUSAL_H
 #define TANDEM_NET_REFUSAL_H
 
 typedef struct tdm__refusal {
-    void (*tell)(void *user, int rank, const char *why); /* may be NULL */
+    void (*tell)(void *user, int rank, const char *why); /* NULL: not reported */
     void *user;
 } tdm__refusal;
 

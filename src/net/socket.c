@@ -1,9 +1,8 @@
 /*
- * socket.c: the sockets themselves. See the header.
+ * socket.c: creates, connects and describes sockets. See the header.
  *
- * One trap is worth knowing: a TCP connection to a port of this machine on which nobody listens may be
- * given that very port as its own, and is then connected to itself. Such a connection is taken for a
- * refusal.
+ * TCP can connect a socket to itself: if no process listens on a port of this host, the kernel may choose
+ * that port as the local port of the connection. Such a connection is reported as ECONNREFUSED.
  */
 #include "net/socket.h"
 
@@ -24,49 +23,51 @@
 #endif
 
 _Static_assert(offsetof(struct sockaddr_in, sin_port) == offsetof(struct sockaddr_in6, sin6_port),
-               "the port lies at the same place");
+               "the port has the same offset in both families");
 
 enum { BACKLOG = 1024 };
 
-static void close_keeping_errno(int fd)
+static void socket_close_keeping_errno(int fd)
 {
     int why = errno;
     close(fd);
     errno = why;
 }
 
-static void set_int(int fd, int level, int option, int value)
+/* Sets an option that improves the connection but is not required: errors are ignored. */
+static void socket_set_option(int fd, int level, int option, int value)
 {
     int why = errno;
-    setsockopt(fd, level, option, &value, sizeof(value)); /* a wish, not a need */
+    setsockopt(fd, level, option, &value, sizeof(value));
     errno = why;
 }
 
-/* Without delay; and after a cut, tried again every second at least, not with ever longer pauses. */
-static void tune(int fd, int family)
+/* Sends small messages without delay. After a network failure, the kernel retransmits at least once a second
+ * instead of with growing pauses. */
+static void socket_tune(int fd, int family)
 {
     if (family != AF_INET && family != AF_INET6) return;
-    set_int(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    set_int(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, 1000);
+    socket_set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    socket_set_option(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, 1000);
 }
 
 int tdm__socket_listen(const struct sockaddr *address, socklen_t bytes)
 {
     int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
-    if (address->sa_family != AF_UNIX) set_int(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (address->sa_family != AF_UNIX) socket_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
     if (address->sa_family == AF_INET6) {
         const struct in6_addr *v6 = &((const struct sockaddr_in6 *)address)->sin6_addr;
-        set_int(fd, IPPROTO_IPV6, IPV6_V6ONLY, !IN6_IS_ADDR_UNSPECIFIED(v6));
+        socket_set_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, !IN6_IS_ADDR_UNSPECIFIED(v6));
     }
     if (bind(fd, address, bytes) != 0 || listen(fd, BACKLOG) != 0) {
-        close_keeping_errno(fd);
+        socket_close_keeping_errno(fd);
         return -1;
     }
     return fd;
 }
 
-static bool is_itself(int fd)
+static bool socket_is_self_connected(int fd)
 {
     struct sockaddr_storage here = {0}, there = {0};
     socklen_t here_bytes = sizeof(here), there_bytes = sizeof(there);
@@ -80,9 +81,9 @@ int tdm__socket_begin(const struct sockaddr *address, socklen_t bytes)
 {
     int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
-    tune(fd, address->sa_family);
+    socket_tune(fd, address->sa_family);
     if (connect(fd, address, bytes) == 0 || errno == EINPROGRESS) return fd;
-    close_keeping_errno(fd);
+    socket_close_keeping_errno(fd);
     return -1;
 }
 
@@ -100,11 +101,11 @@ bool tdm__socket_is_connected(int fd)
     socklen_t bytes = sizeof(why);
     getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &bytes);
     errno = why ? why : ECONNREFUSED;
-    return why == 0 && !is_itself(fd);
+    return why == 0 && !socket_is_self_connected(fd);
 }
 
-/* Waits until a connection that was begun is made. */
-static bool await_connection(int fd, double until_s, const tdm__cancellation *cancellation)
+/* Waits until the connection is established, or has failed. */
+static bool socket_await_connection(int fd, double until_s, const tdm__cancellation *cancellation)
 {
     for (;;) {
         double left = until_s - tdm_clock_s(), slice = tdm__cancellation_slice(cancellation, left);
@@ -125,8 +126,8 @@ int tdm__socket_connect(const struct sockaddr *address, socklen_t bytes, double 
 {
     int fd = tdm__socket_begin(address, bytes);
     if (fd < 0) return -1;
-    if (await_connection(fd, until_s, cancellation)) return fd;
-    close_keeping_errno(fd);
+    if (socket_await_connection(fd, until_s, cancellation)) return fd;
+    socket_close_keeping_errno(fd);
     return -1;
 }
 
@@ -156,7 +157,8 @@ void tdm__socket_peer_address(int fd, char *text, size_t bytes)
     text[strcspn(text, "%")] = '\0';
 }
 
-static void name_peer(const struct sockaddr_storage *address, int fd, char *text, size_t bytes)
+static void socket_describe_peer(const struct sockaddr_storage *address, int fd, char *text,
+                                 size_t bytes)
 {
     if (address->ss_family != AF_UNIX) {
         tdm__socket_text((const struct sockaddr *)address, text, bytes);
@@ -174,8 +176,8 @@ int tdm__socket_accept(int listen_fd, char *text, size_t text_bytes)
     socklen_t bytes = sizeof(address);
     int fd = accept4(listen_fd, (struct sockaddr *)&address, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) return -1;
-    tune(fd, address.ss_family);
-    name_peer(&address, fd, text, text_bytes);
+    socket_tune(fd, address.ss_family);
+    socket_describe_peer(&address, fd, text, text_bytes);
     return fd;
 }
 
@@ -205,7 +207,7 @@ int tdm__socket_port(int fd)
     struct sockaddr_storage address = {0};
     socklen_t bytes = sizeof(address);
     if (getsockname(fd, (struct sockaddr *)&address, &bytes) != 0) return 0;
-    in_port_t port = 0; /* at the same place in both families */
+    in_port_t port = 0; /* at the same offset in both families */
     memcpy(&port, (const char *)&address + offsetof(struct sockaddr_in, sin_port), sizeof(port));
     return ntohs(port);
 }

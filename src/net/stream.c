@@ -1,5 +1,5 @@
 /*
- * stream.c: sockets, plain or with TLS on top. See the header.
+ * stream.c: dispatches to the socket or to TLS. See the header.
  */
 #include "net/stream.h"
 #include "net/socket.h"
