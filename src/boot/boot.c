@@ -37,7 +37,7 @@ static tdm_status facts_init(const tdm_comm_options *options, tdm__facts *out, t
 }
 
 /* Raises the limit on open files: a hub has a connection for each rank. */
-static void raise_file_limit(int size)
+static void hub_raise_file_limit(int size)
 {
     struct rlimit limit;
     rlim_t need = (rlim_t)size + 256;
@@ -47,7 +47,7 @@ static void raise_file_limit(int size)
 }
 
 /* Rank 0: creates the hub, and one end of a connection to it. */
-static tdm_status open_hub(const tdm_comm_options *asked, const tdm__facts *facts,
+static tdm_status hub_open(const tdm_comm_options *asked, const tdm__facts *facts,
                            tdm__rendezvous *meeting, tdm__hub **out, int *out_fd,
                            tdm__endpoint *out_address, tdm_error *err)
 {
@@ -55,7 +55,7 @@ static tdm_status open_hub(const tdm_comm_options *asked, const tdm__facts *fact
     tdm__hub_options options = {.facts = facts, .key = "", .listen_fd = -1};
     TDM_TRY(tdm_os_random(&options.world, sizeof(options.world), err));
     TDM_TRY(tdm_os_random(options.nonce, sizeof(options.nonce), err));
-    raise_file_limit(facts->size);
+    hub_raise_file_limit(facts->size);
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0)
         return tdm_fail(err, TDM_ERR_SYSTEM, "cannot create a socket pair");
     options.inner_fd = pair[0];
@@ -88,7 +88,7 @@ static tdm_status world_join(const tdm_comm_options *asked, const tdm__facts *fa
     tdm__hub *hub = NULL;
     int fd = -1;
     tdm__endpoint listens = {0};
-    if (facts->rank == 0) TDM_TRY(open_hub(asked, facts, meeting, &hub, &fd, &listens, err));
+    if (facts->rank == 0) TDM_TRY(hub_open(asked, facts, meeting, &hub, &fd, &listens, err));
     tdm__joined joined;
     tdm_status status = tdm__join(facts, meeting, fd, &joined, err);
     if (status == TDM_OK) {

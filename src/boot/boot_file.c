@@ -33,8 +33,8 @@ static uint64_t file_stamp(const char *bytes, size_t count)
     return strtoull(hex, NULL, 16);
 }
 
-static tdm_status write_and_rename(const char *path, const char *temporary, const tdm_str *text,
-                                   tdm_error *err)
+static tdm_status file_write_and_rename(const char *path, const char *temporary,
+                                        const tdm_str *text, tdm_error *err)
 {
     int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) return tdm_os_fail(err, "cannot write rendezvous", path);
@@ -60,7 +60,7 @@ tdm_status tdm__meeting_file_write(const char *path, const tdm__meeting_file *fi
     tdm_str_addf(&temporary, "%s.%ld-%08" PRIx32 ".tmp", path, (long)getpid(), drawn);
     tdm_status status = TDM_ERR_NO_MEMORY;
     if (tdm_str_ok(&text) && tdm_str_ok(&temporary))
-        status = write_and_rename(path, temporary.data, &text, err);
+        status = file_write_and_rename(path, temporary.data, &text, err);
     else
         tdm_fail(err, status, "no memory to write rendezvous %s", path);
     if (status == TDM_OK) *out_stamp = file_stamp(text.data, text.length);
@@ -72,7 +72,7 @@ tdm_status tdm__meeting_file_write(const char *path, const tdm__meeting_file *fi
 /* ---- reading ----------------------------------------------------------------------------------------- */
 
 /* Copies a word that has only these characters. */
-static bool take_word(const char *value, const char *allowed, char *out, size_t bytes)
+static bool file_take_word(const char *value, const char *allowed, char *out, size_t bytes)
 {
     size_t length = strlen(value);
     if (length == 0 || length >= bytes || (allowed && strspn(value, allowed) != length))
@@ -81,7 +81,7 @@ static bool take_word(const char *value, const char *allowed, char *out, size_t 
     return true;
 }
 
-static bool take_number(const char *value, long max, long *out)
+static bool file_take_number(const char *value, long max, long *out)
 {
     size_t digits = strspn(value, "0123456789");
     if (digits == 0 || digits > 10 || value[digits] != '\0') return false;
@@ -90,7 +90,7 @@ static bool take_number(const char *value, long max, long *out)
 }
 
 /* Whether this is "%eth0" or empty. */
-static bool is_device(const char *text)
+static bool text_is_device(const char *text)
 {
     static const char allowed[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
@@ -99,21 +99,21 @@ static bool is_device(const char *text)
     return length > 0 && length < IF_NAMESIZE && strspn(text + 1, allowed) == length;
 }
 
-static bool take_address(const char *value, tdm__meeting_file *out)
+static bool file_take_address(const char *value, tdm__meeting_file *out)
 {
     struct in6_addr raw;
     char plain[INET6_ADDRSTRLEN] = "";
     const int max = (int)(sizeof(out->address) / sizeof(out->address[0]));
     size_t length = strcspn(value, "%");
-    if (out->address_count == max || length >= sizeof(plain) || !is_device(value + length))
+    if (out->address_count == max || length >= sizeof(plain) || !text_is_device(value + length))
         return false;
     memcpy(plain, value, length);
     bool is_v6 = inet_pton(AF_INET6, plain, &raw) == 1;
     if (!is_v6 && (value[length] || inet_pton(AF_INET, plain, &raw) != 1)) return false;
-    return take_word(value, NULL, out->address[out->address_count++], sizeof(out->address[0]));
+    return file_take_word(value, NULL, out->address[out->address_count++], sizeof(out->address[0]));
 }
 
-static bool take_line(const char *line, tdm__meeting_file *out)
+static bool file_take_line(const char *line, tdm__meeting_file *out)
 {
     static const char hex[] = "0123456789abcdef";
     const char *value = strchr(line, ' ');
@@ -121,25 +121,25 @@ static bool take_line(const char *line, tdm__meeting_file *out)
     size_t key = (size_t)(value++ - line);
     long number = 0;
     if (key == 4 && memcmp(line, "host", key) == 0)
-        return take_word(value, hex, out->host, sizeof(out->host));
+        return file_take_word(value, hex, out->host, sizeof(out->host));
     if (key == 7 && memcmp(line, "process", key) == 0)
-        return take_number(value, 1L << 31, &out->pid);
+        return file_take_number(value, 1L << 31, &out->pid);
     if (key == 4 && memcmp(line, "name", key) == 0) {
         if (strlen(value) >= sizeof(out->host_name)) return false;
         tdm__wire_clean((const uint8_t *)value, strlen(value), out->host_name);
         return true;
     }
     if (key == 6 && memcmp(line, "secret", key) == 0)
-        return take_word(value, hex, out->secret, sizeof(out->secret));
-    if (key == 4 && memcmp(line, "port", key) == 0 && take_number(value, 65535, &number)) {
+        return file_take_word(value, hex, out->secret, sizeof(out->secret));
+    if (key == 4 && memcmp(line, "port", key) == 0 && file_take_number(value, 65535, &number)) {
         out->port = (int)number;
         return true;
     }
-    return key == 7 && memcmp(line, "address", key) == 0 && take_address(value, out);
+    return key == 7 && memcmp(line, "address", key) == 0 && file_take_address(value, out);
 }
 
 /* Parses the lines up to "end", which must be the last one. */
-static bool take_lines(const char *bytes, size_t count, tdm__meeting_file *out)
+static bool file_take_lines(const char *bytes, size_t count, tdm__meeting_file *out)
 {
     for (size_t at = 0; at < count;) {
         const char *end = memchr(bytes + at, '\n', count - at);
@@ -149,7 +149,7 @@ static bool take_lines(const char *bytes, size_t count, tdm__meeting_file *out)
         memcpy(line, bytes + at, length);
         line[length] = '\0';
         at += length + 1;
-        bool is_end = strcmp(line, "end") == 0, is_good = is_end || take_line(line, out);
+        bool is_end = strcmp(line, "end") == 0, is_good = is_end || file_take_line(line, out);
         explicit_bzero(line, sizeof(line));
         if (is_end) return at == count;
         if (!is_good) return false;
@@ -162,14 +162,14 @@ bool tdm__meeting_file_parse(const char *bytes, size_t count, tdm__meeting_file 
     tdm__meeting_file file = {0};
     size_t title = strlen(TITLE);
     bool is_good = count >= title && memcmp(bytes, TITLE, title) == 0 &&
-                   take_lines(bytes + title, count - title, &file) && file.port > 0 &&
+                   file_take_lines(bytes + title, count - title, &file) && file.port > 0 &&
                    file.pid > 0 && *file.secret && *file.host;
     if (is_good) *out = file;
     explicit_bzero(file.secret, sizeof(file.secret));
     return is_good;
 }
 
-static tdm_status check_owner(int fd, const char *path, tdm_error *err)
+static tdm_status file_check_owner(int fd, const char *path, tdm_error *err)
 {
     struct stat info;
     if (fstat(fd, &info) != 0) return tdm_os_fail(err, "cannot read rendezvous", path);
@@ -191,7 +191,7 @@ tdm_status tdm__meeting_file_read(const char *path, tdm__meeting_file *out, uint
         return tdm_os_fail(err, "cannot read rendezvous", path);
     }
     char bytes[MAX_FILE];
-    tdm_status status = check_owner(fd, path, err);
+    tdm_status status = file_check_owner(fd, path, err);
     ssize_t got = status == TDM_OK ? read(fd, bytes, sizeof(bytes)) : 0;
     close(fd);
     if (status != TDM_OK) return status;

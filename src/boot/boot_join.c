@@ -158,7 +158,7 @@ static tdm_status attempt_refused(const tdm__frame *frame, attempt *a, tdm_error
                     a->meeting ? a->meeting->text : "its own hub", a->facts->rank, frame->text);
 }
 
-static tdm_status out_of_memory(tdm_error *err)
+static tdm_status attempt_no_memory(tdm_error *err)
 {
     return tdm_fail_oom(err, "to join the world");
 }
@@ -195,12 +195,12 @@ static tdm_status attempt_open_channel(attempt *a, double until_s, tdm_error *er
     TDM_TRY(tdm_os_random(prove.nonce, sizeof(prove.nonce), err));
     if (tdm__prove(TDM__PROVER_RANK, key, &prove, hello.nonce, prove.mac) != TDM_OK ||
         !tdm__channel_put_frame(&a->channel, &prove))
-        return out_of_memory(err);
+        return attempt_no_memory(err);
     TDM_TRY(attempt_opening_frame(a, until_s, TDM__FRAME_ACCEPT, "sent HELLO and nothing more",
                                   &accept, err));
     uint8_t proof[TDM_SHA256_BYTES];
     if (tdm__prove(TDM__PROVER_HUB, key, &prove, hello.nonce, proof) != TDM_OK)
-        return out_of_memory(err);
+        return attempt_no_memory(err);
     if (!tdm__proof_equal(proof, accept.mac))
         return tdm_fail(
             err, TDM_ERR_PEER_REFUSED,
@@ -229,8 +229,8 @@ static tdm_status attempt_check_name(attempt *a, tdm_error *err)
 }
 
 /* Derives the key of the world from the secret and a nonce that the hub has chosen. */
-static tdm_status derive_key(const attempt *a, const uint8_t nonce[TDM__WIRE_NONCE],
-                             uint8_t out[TDM__WORLD_KEY], tdm_error *err)
+static tdm_status attempt_derive_key(const attempt *a, const uint8_t nonce[TDM__WIRE_NONCE],
+                                     uint8_t out[TDM__WORLD_KEY], tdm_error *err)
 {
     static const char label[] = "tandem world key";
     const char *key = a->meeting ? a->meeting->key : "";
@@ -238,7 +238,7 @@ static tdm_status derive_key(const attempt *a, const uint8_t nonce[TDM__WIRE_NON
     memcpy(text, label, sizeof(label));
     memcpy(text + sizeof(label), nonce, TDM__WIRE_NONCE);
     if (tdm_hmac_sha256(key, strlen(key), text, sizeof(text), out) != TDM_OK)
-        return out_of_memory(err);
+        return attempt_no_memory(err);
     return TDM_OK;
 }
 
@@ -259,13 +259,13 @@ static tdm_status attempt_handshake(attempt *a, tdm__joined *out, tdm_error *err
     memcpy(join.host_name, facts->host_name, sizeof(join.host_name));
     memcpy(join.job, facts->job, sizeof(join.job));
     memcpy(join.version, TDM_VERSION, sizeof(TDM_VERSION));
-    if (!tdm__channel_put_frame(&a->channel, &join)) return out_of_memory(err);
+    if (!tdm__channel_put_frame(&a->channel, &join)) return attempt_no_memory(err);
     tdm__frame welcome;
     TDM_TRY(
         attempt_opening_frame(a, until_s, TDM__FRAME_WELCOME, "does not answer", &welcome, err));
     TDM_TRY(attempt_check_name(a, err));
     out->world = welcome.world;
-    return derive_key(a, welcome.nonce, out->key, err);
+    return attempt_derive_key(a, welcome.nonce, out->key, err);
 }
 
 /* Waits until all ranks have joined. */
@@ -332,7 +332,7 @@ static void sleep_cancellable(double seconds, const tdm__cancellation *cancellat
 }
 
 /* Whether another attempt is useless: the hub of this epoch had answered, and is gone. */
-static bool hub_has_died(const attempt *a)
+static bool attempt_hub_has_died(const attempt *a)
 {
     return a->greeted && a->facts->cancellation.is_over;
 }
@@ -356,7 +356,7 @@ tdm_status tdm__join(const tdm__facts *facts, tdm__rendezvous *meeting, int fd, 
             if (err) *err = last;
             return status;
         }
-        if (status == TDM_ERR_NOT_FOUND && hub_has_died(&a))
+        if (status == TDM_ERR_NOT_FOUND && attempt_hub_has_died(&a))
             return tdm_fail(err, TDM_ERR_PEER_FAILED, "rank 0 ended while rank %d was joining: %s",
                             facts->rank, last.message);
         if (tdm__cancellation_is_due(&facts->cancellation)) return attempt_cancelled(facts, err);

@@ -37,7 +37,7 @@ static tdm_status rendezvous_invalid(tdm_error *err, const char *text, const cha
         text, why);
 }
 
-static tdm_status parse_tcp(tdm__rendezvous *meeting, const char *text, tdm_error *err)
+static tdm_status rendezvous_parse_tcp(tdm__rendezvous *meeting, const char *text, tdm_error *err)
 {
     const char *begin = text, *end = strrchr(text, ':'), *port = end + 1;
     if (*text == '[') {
@@ -104,7 +104,7 @@ tdm_status tdm__rendezvous_init(tdm__rendezvous *meeting, const char *text, cons
         memcpy(meeting->path, meeting->text, sizeof(meeting->path));
         return TDM_OK;
     }
-    TDM_TRY(parse_tcp(meeting, text, err));
+    TDM_TRY(rendezvous_parse_tcp(meeting, text, err));
     if (*secret == '\0' && !host_is_loopback(meeting->host))
         return tdm_fail(
             err, TDM_ERR_INVALID,
@@ -149,7 +149,8 @@ static void rendezvous_set_port(tdm__rendezvous *meeting, int fd)
              brackets ? "]" : "", meeting->port);
 }
 
-static tdm_status listen_tcp(tdm__rendezvous *meeting, double until_s, int *out_fd, tdm_error *err)
+static tdm_status rendezvous_listen_tcp(tdm__rendezvous *meeting, double until_s, int *out_fd,
+                                        tdm_error *err)
 {
     struct addrinfo *list = NULL;
     TDM_TRY(address_look_up(meeting->host, meeting->port, &list, err));
@@ -191,7 +192,7 @@ static tdm_status rendezvous_choose_name(tdm__rendezvous *meeting, tdm_error *er
     return TDM_OK;
 }
 
-static tdm_status listen_unix(tdm__rendezvous *meeting, int *out_fd, tdm_error *err)
+static tdm_status rendezvous_listen_unix(tdm__rendezvous *meeting, int *out_fd, tdm_error *err)
 {
     struct sockaddr_un address;
     if (tdm__rendezvous_is_open(meeting)) TDM_TRY(rendezvous_choose_name(meeting, err));
@@ -203,7 +204,7 @@ static tdm_status listen_unix(tdm__rendezvous *meeting, int *out_fd, tdm_error *
                     errno == EADDRINUSE ? "; a rank 0 with this name is already running" : "");
 }
 
-static bool is_link_local(const struct sockaddr *address)
+static bool address_is_link_local(const struct sockaddr *address)
 {
     return address->sa_family == AF_INET6 &&
            IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)address)->sin6_addr);
@@ -211,7 +212,7 @@ static bool is_link_local(const struct sockaddr *address)
 
 /* Lists the addresses of this host that others may reach. Link-local ones come last: they work only for hosts
  * whose device has the same name. */
-static void list_addresses(tdm__meeting_file *file)
+static void host_list_addresses(tdm__meeting_file *file)
 {
     struct ifaddrs *all = NULL;
     if (getifaddrs(&all) != 0) return;
@@ -220,7 +221,7 @@ static void list_addresses(tdm__meeting_file *file)
         for (const struct ifaddrs *at = all; at && file->address_count < max; at = at->ifa_next) {
             const struct sockaddr *address = at->ifa_addr;
             if (!address || !(at->ifa_flags & IFF_UP) || (at->ifa_flags & IFF_LOOPBACK)) continue;
-            if (is_link_local(address) != (pass == 1)) continue;
+            if (address_is_link_local(address) != (pass == 1)) continue;
             socklen_t bytes = address->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
                                                              : sizeof(struct sockaddr_in);
             char *text = file->address[file->address_count];
@@ -241,8 +242,9 @@ static void host_hex(char out[TDM_SHA256_HEX], char name[64])
 }
 
 /* One attempt to connect to the rank 0 that a file names. -1: no process listens there. */
-static int connect_file(const tdm__meeting_file *file, double until_s,
-                        const tdm__cancellation *cancellation, char *why, size_t why_bytes)
+static int rendezvous_connect_file(const tdm__meeting_file *file, double until_s,
+                                   const tdm__cancellation *cancellation, char *why,
+                                   size_t why_bytes)
 {
     char here[TDM_SHA256_HEX], name[64], port[8];
     host_hex(here, name);
@@ -278,7 +280,7 @@ static bool endpoint_says_hello(int fd, double until_s)
 }
 
 /* Checks whether an existing file belongs to an active world. */
-static tdm_status check_existing_file(const tdm__rendezvous *meeting, tdm_error *err)
+static tdm_status rendezvous_check_file(const tdm__rendezvous *meeting, tdm_error *err)
 {
     tdm__meeting_file old;
     uint64_t stamp = 0;
@@ -286,7 +288,8 @@ static tdm_status check_existing_file(const tdm__rendezvous *meeting, tdm_error 
     if (status == TDM_ERR_NOT_FOUND) return TDM_OK;
     if (status != TDM_OK) return status;
     char why[160];
-    int fd = connect_file(&old, tdm_clock_s() + 1, &meeting->cancellation, why, sizeof(why));
+    int fd = rendezvous_connect_file(&old, tdm_clock_s() + 1, &meeting->cancellation, why,
+                                     sizeof(why));
     explicit_bzero(old.secret, sizeof(old.secret));
     bool alive = fd >= 0 && endpoint_says_hello(fd, tdm_clock_s() + HELLO_S);
     if (fd >= 0) close(fd);
@@ -307,14 +310,14 @@ void tdm__rendezvous_wipe(tdm__rendezvous *meeting)
     explicit_bzero(meeting->key, sizeof(meeting->key));
 }
 
-static void set_file_key(tdm__rendezvous *meeting, const tdm__meeting_file *file)
+static void rendezvous_set_key(tdm__rendezvous *meeting, const tdm__meeting_file *file)
 {
     snprintf(meeting->key, sizeof(meeting->key), "%s:%s", file->secret, meeting->secret);
 }
 
-static tdm_status listen_file(tdm__rendezvous *meeting, int *out_fd, tdm_error *err)
+static tdm_status rendezvous_listen_file(tdm__rendezvous *meeting, int *out_fd, tdm_error *err)
 {
-    TDM_TRY(check_existing_file(meeting, err));
+    TDM_TRY(rendezvous_check_file(meeting, err));
     struct sockaddr_storage any;
     int fd = tdm__socket_listen((struct sockaddr *)&any, tdm__socket_any(AF_INET6, NULL, &any));
     if (fd < 0)
@@ -327,10 +330,10 @@ static tdm_status listen_file(tdm__rendezvous *meeting, int *out_fd, tdm_error *
     tdm_status status = tdm_os_random(raw, sizeof(raw), err);
     tdm_hex(raw, sizeof(raw), file.secret);
     host_hex(file.host, file.host_name);
-    list_addresses(&file);
+    host_list_addresses(&file);
     if (status == TDM_OK)
         status = tdm__meeting_file_write(meeting->path, &file, &meeting->stamp, err);
-    if (status == TDM_OK) set_file_key(meeting, &file);
+    if (status == TDM_OK) rendezvous_set_key(meeting, &file);
     explicit_bzero(raw, sizeof(raw));
     explicit_bzero(file.secret, sizeof(file.secret));
     if (status != TDM_OK) {
@@ -345,17 +348,17 @@ tdm_status tdm__rendezvous_listen(tdm__rendezvous *meeting, double until_s, int 
                                   tdm_error *err)
 {
     switch (meeting->kind) {
-    case TDM__MEET_UNIX: return listen_unix(meeting, out_fd, err);
-    case TDM__MEET_FILE: return listen_file(meeting, out_fd, err);
+    case TDM__MEET_UNIX: return rendezvous_listen_unix(meeting, out_fd, err);
+    case TDM__MEET_FILE: return rendezvous_listen_file(meeting, out_fd, err);
     case TDM__MEET_TCP: break;
     }
-    return listen_tcp(meeting, until_s, out_fd, err);
+    return rendezvous_listen_tcp(meeting, until_s, out_fd, err);
 }
 
 /* ---- other ranks connect ----------------------------------------------------------------------------- */
 
-static tdm_status connect_tcp(const tdm__rendezvous *meeting, double until_s, int *out_fd,
-                              tdm_error *err)
+static tdm_status rendezvous_connect_tcp(const tdm__rendezvous *meeting, double until_s,
+                                         int *out_fd, tdm_error *err)
 {
     struct addrinfo *list = NULL;
     TDM_TRY(address_look_up(meeting->host, meeting->port, &list, err));
@@ -371,8 +374,8 @@ static tdm_status connect_tcp(const tdm__rendezvous *meeting, double until_s, in
     return TDM_OK;
 }
 
-static tdm_status connect_unix(const tdm__rendezvous *meeting, double until_s, int *out_fd,
-                               tdm_error *err)
+static tdm_status rendezvous_connect_unix(const tdm__rendezvous *meeting, double until_s,
+                                          int *out_fd, tdm_error *err)
 {
     struct sockaddr_un address;
     socklen_t bytes = tdm__socket_abstract(meeting->name, &address);
@@ -397,13 +400,15 @@ tdm_status tdm__rendezvous_connect(tdm__rendezvous *meeting, double until_s, int
 {
     double soon_s = tdm_clock_s() + CONNECT_S;
     if (soon_s < until_s) until_s = soon_s;
-    if (meeting->kind == TDM__MEET_TCP) return connect_tcp(meeting, until_s, out_fd, err);
-    if (meeting->kind == TDM__MEET_UNIX) return connect_unix(meeting, until_s, out_fd, err);
+    if (meeting->kind == TDM__MEET_TCP)
+        return rendezvous_connect_tcp(meeting, until_s, out_fd, err);
+    if (meeting->kind == TDM__MEET_UNIX)
+        return rendezvous_connect_unix(meeting, until_s, out_fd, err);
     tdm__meeting_file file;
     TDM_TRY(tdm__meeting_file_read(meeting->path, &file, &meeting->stamp, err));
     char why[160];
-    int fd = connect_file(&file, until_s, &meeting->cancellation, why, sizeof(why));
-    if (fd >= 0) set_file_key(meeting, &file);
+    int fd = rendezvous_connect_file(&file, until_s, &meeting->cancellation, why, sizeof(why));
+    if (fd >= 0) rendezvous_set_key(meeting, &file);
     explicit_bzero(file.secret, sizeof(file.secret));
     if (fd < 0)
         return tdm_fail(err, TDM_ERR_NOT_FOUND,

@@ -45,7 +45,7 @@ static const char *const layouts[TDM__FRAME_TYPES] = {
     [TDM__FRAME_ASK] = "ikuc*",      [TDM__FRAME_ANSWER] = "iT",    [TDM__FRAME_BYE] = "",
 };
 
-static const field *field_of(char letter)
+static const field *wire_field_of(char letter)
 {
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
         if (fields[i].letter == letter) return &fields[i];
@@ -55,7 +55,7 @@ static const field *field_of(char letter)
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-static void put_number(uint64_t value, int bytes, tdm_str *out)
+static void wire_put_number(uint64_t value, int bytes, tdm_str *out)
 {
     uint8_t raw[8];
     for (int i = 0; i < bytes; i++) raw[i] = (uint8_t)(value >> (8 * i));
@@ -64,29 +64,29 @@ static void put_number(uint64_t value, int bytes, tdm_str *out)
 
 void tdm__wire_put_u32(uint32_t value, tdm_str *out)
 {
-    put_number(value, 4, out);
+    wire_put_number(value, 4, out);
 }
 
 void tdm__wire_put_u64(uint64_t value, tdm_str *out)
 {
-    put_number(value, 8, out);
+    wire_put_number(value, 8, out);
 }
 
-static void put_text(const char *text, size_t max, tdm_str *out)
+static void wire_put_text(const char *text, size_t max, tdm_str *out)
 {
     size_t length = strnlen(text, max - 1);
-    put_number(length, 2, out);
+    wire_put_number(length, 2, out);
     tdm_str_add_bytes(out, text, length);
 }
 
-static void put_field(const field *f, const tdm__frame *frame, tdm_str *out)
+static void wire_put_field(const field *f, const tdm__frame *frame, tdm_str *out)
 {
     const void *member = (const char *)frame + f->offset;
     switch (f->kind) {
-    case FIELD_U32: put_number(*(const uint32_t *)member, 4, out); break;
-    case FIELD_U64: put_number(*(const uint64_t *)member, 8, out); break;
+    case FIELD_U32: wire_put_number(*(const uint32_t *)member, 4, out); break;
+    case FIELD_U64: wire_put_number(*(const uint64_t *)member, 8, out); break;
     case FIELD_BYTES: tdm_str_add_bytes(out, member, f->bytes); break;
-    case FIELD_TEXT: put_text(member, f->bytes, out); break;
+    case FIELD_TEXT: wire_put_text(member, f->bytes, out); break;
     case FIELD_REST: break; /* written by the caller */
     }
 }
@@ -98,7 +98,8 @@ void tdm__wire_write_before(const tdm__frame *frame, size_t rest_bytes, tdm_str 
     tdm__wire_put_u32(frame->type, out);
     tdm__wire_put_u32(0, out); /* placeholder of the length */
     size_t begin = out->length;
-    for (const char *at = layouts[frame->type]; *at; at++) put_field(field_of(*at), frame, out);
+    for (const char *at = layouts[frame->type]; *at; at++)
+        wire_put_field(wire_field_of(*at), frame, out);
     if (!tdm_str_ok(out)) return;
     uint32_t length = (uint32_t)(out->length - begin + rest_bytes);
     for (int i = 0; i < 4; i++) out->data[begin - 4 + (size_t)i] = (char)(length >> (8 * i));
@@ -115,14 +116,14 @@ void tdm__wire_opening(const tdm__frame *prove, const uint8_t hub_nonce[TDM__WIR
 {
     tdm_str_add_bytes(out, hub_nonce, TDM__WIRE_NONCE);
     for (const char *at = layouts[TDM__FRAME_PROVE]; *at; at++)
-        if (*at != 'm') put_field(field_of(*at), prove, out);
+        if (*at != 'm') wire_put_field(wire_field_of(*at), prove, out);
 }
 
 void tdm__wire_entry_write(const tdm__entry *entry, tdm_str *out)
 {
     tdm__wire_put_u32(entry->host, out);
     tdm__wire_put_u64(entry->pid, out);
-    put_text(entry->name, sizeof(entry->name), out);
+    wire_put_text(entry->name, sizeof(entry->name), out);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -226,7 +227,8 @@ bool tdm__wire_read(uint8_t type, const uint8_t *body, size_t body_bytes, tdm__f
     memset(out, 0, sizeof(*out));
     out->type = type;
     reader r = {.at = body, .left = body_bytes};
-    for (const char *at = layouts[type]; *at && !r.bad; at++) reader_field(&r, field_of(*at), out);
+    for (const char *at = layouts[type]; *at && !r.bad; at++)
+        reader_field(&r, wire_field_of(*at), out);
     return !r.bad && r.left == 0;
 }
 

@@ -35,15 +35,15 @@ static const launcher launchers[] = {
 };
 
 /* NULL: the variable is not set, or empty. */
-static const char *variable(const char *name)
+static const char *env_get(const char *name)
 {
     const char *value = name ? getenv(name) : NULL;
     return value && *value ? value : NULL;
 }
 
-static tdm_status read_number(const char *name, long min, long max, int *out, tdm_error *err)
+static tdm_status env_read_number(const char *name, long min, long max, int *out, tdm_error *err)
 {
-    const char *text = variable(name);
+    const char *text = env_get(name);
     char *end = NULL;
     errno = 0;
     long value = text && isdigit((unsigned char)*text) ? strtol(text, &end, 10) : 0;
@@ -54,10 +54,10 @@ static tdm_status read_number(const char *name, long min, long max, int *out, td
     return TDM_OK;
 }
 
-static tdm_status read_local(const char *name, int max, int *out, tdm_error *err)
+static tdm_status env_read_local(const char *name, int max, int *out, tdm_error *err)
 {
     *out = -1;
-    return variable(name) ? read_number(name, 0, max, out, err) : TDM_OK;
+    return env_get(name) ? env_read_number(name, 0, max, out, err) : TDM_OK;
 }
 
 /* Slurm's "2(x3),1" means two tasks on each of the first three nodes and one on the fourth. */
@@ -82,30 +82,31 @@ int tdm__slurm_tasks_of(const char *list, long node)
  * or inconsistent. */
 static int slurm_local_size(const tdm_comm_place *place)
 {
-    const char *list = variable("SLURM_STEP_TASKS_PER_NODE");
+    const char *list = env_get("SLURM_STEP_TASKS_PER_NODE");
     int node = 0;
-    if (!list) list = variable("SLURM_TASKS_PER_NODE");
-    if (!list || read_number("SLURM_NODEID", 0, TDM_MAX_RANKS, &node, NULL) != TDM_OK) return -1;
+    if (!list) list = env_get("SLURM_TASKS_PER_NODE");
+    if (!list || env_read_number("SLURM_NODEID", 0, TDM_MAX_RANKS, &node, NULL) != TDM_OK)
+        return -1;
     int size = tdm__slurm_tasks_of(list, node);
     return size > place->size || size <= place->local_rank ? -1 : size;
 }
 
-static tdm_status read_place(const launcher *row, tdm_comm_place *out, tdm_error *err)
+static tdm_status env_read_place(const launcher *row, tdm_comm_place *out, tdm_error *err)
 {
-    const char *size_name = !variable(row->size) && variable(row->size_else) ? row->size_else
-                                                                             : row->size;
-    if (!variable(size_name) || !variable(row->rank))
+    const char *size_name = !env_get(row->size) && env_get(row->size_else) ? row->size_else
+                                                                           : row->size;
+    if (!env_get(size_name) || !env_get(row->rank))
         return tdm_fail(err, TDM_ERR_INVALID, "%s is set, but %s is not: set both, or neither",
-                        variable(row->rank) ? row->rank : size_name,
-                        variable(row->rank) ? size_name : row->rank);
+                        env_get(row->rank) ? row->rank : size_name,
+                        env_get(row->rank) ? size_name : row->rank);
     tdm_comm_place place = {.launcher = row->name};
-    TDM_TRY(read_number(size_name, 1, TDM_MAX_RANKS, &place.size, err));
-    TDM_TRY(read_number(row->rank, 0, TDM_MAX_RANKS - 1, &place.rank, err));
+    TDM_TRY(env_read_number(size_name, 1, TDM_MAX_RANKS, &place.size, err));
+    TDM_TRY(env_read_number(row->rank, 0, TDM_MAX_RANKS - 1, &place.rank, err));
     if (place.rank >= place.size)
         return tdm_fail(err, TDM_ERR_INVALID, "%s is %d, but %s is %d: ranks count from 0",
                         row->rank, place.rank, size_name, place.size);
-    TDM_TRY(read_local(row->local_rank, TDM_MAX_RANKS - 1, &place.local_rank, err));
-    TDM_TRY(read_local(row->local_size, TDM_MAX_RANKS, &place.local_size, err));
+    TDM_TRY(env_read_local(row->local_rank, TDM_MAX_RANKS - 1, &place.local_rank, err));
+    TDM_TRY(env_read_local(row->local_size, TDM_MAX_RANKS, &place.local_size, err));
     if (place.local_size == 0 || place.local_size > place.size ||
         (place.local_size > 0 && place.local_rank >= place.local_size))
         return tdm_fail(err, TDM_ERR_INVALID,
@@ -121,7 +122,8 @@ tdm_status tdm_comm_environment(tdm_comm_place *out, tdm_error *err)
     for (size_t i = 0; i < sizeof(launchers) / sizeof(launchers[0]); i++) {
         const launcher *row = &launchers[i];
         bool ours = strcmp(row->name, "tandem") == 0;
-        if (variable(row->rank) || (ours && variable(row->size))) return read_place(row, out, err);
+        if (env_get(row->rank) || (ours && env_get(row->size)))
+            return env_read_place(row, out, err);
     }
     return tdm_fail(
         err, TDM_ERR_NOT_FOUND,
@@ -130,8 +132,8 @@ tdm_status tdm_comm_environment(tdm_comm_place *out, tdm_error *err)
 }
 
 /* Checks a number of seconds in the options; 0 becomes `otherwise`. */
-static tdm_status resolve_seconds(const char *what, double *seconds, double otherwise,
-                                  tdm_error *err)
+static tdm_status options_resolve_seconds(const char *what, double *seconds, double otherwise,
+                                          tdm_error *err)
 {
     if (!(*seconds >= 0 && *seconds <= TDM__MAX_SECONDS))
         return tdm_fail(err, TDM_ERR_INVALID,
@@ -142,9 +144,9 @@ static tdm_status resolve_seconds(const char *what, double *seconds, double othe
 }
 
 /* Reads a number of seconds from a variable; *out is unchanged if it is not set. */
-static tdm_status read_seconds(const char *name, double *out, tdm_error *err)
+static tdm_status env_read_seconds(const char *name, double *out, tdm_error *err)
 {
-    const char *text = variable(name);
+    const char *text = env_get(name);
     if (!text) return TDM_OK;
     char *end = NULL;
     double value = strtod(text, &end);
@@ -170,9 +172,9 @@ bool tdm_security_parse(const char *text, tdm_security *out)
     return false;
 }
 
-static tdm_status resolve_security(tdm_comm_security *security, tdm_error *err)
+static tdm_status options_resolve_security(tdm_comm_security *security, tdm_error *err)
 {
-    const char *request = variable("TANDEM_SECURITY");
+    const char *request = env_get("TANDEM_SECURITY");
     if (security->mode != TDM_SECURITY_AUTO || !request) return TDM_OK;
     if (tdm_security_parse(request, &security->mode)) return TDM_OK;
     return tdm_fail(err, TDM_ERR_INVALID,
@@ -212,14 +214,15 @@ tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options 
                  {"TANDEM_TLS_KEY", &options.security.private_key},
                  {"TANDEM_TLS_AUTHORITY", &options.security.authority}};
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
-        if (!*texts[i].text || !**texts[i].text) *texts[i].text = variable(texts[i].name);
-    TDM_TRY(resolve_security(&options.security, err));
-    if (options.deadline_s == 0) TDM_TRY(read_seconds("TANDEM_DEADLINE", &options.deadline_s, err));
+        if (!*texts[i].text || !**texts[i].text) *texts[i].text = env_get(texts[i].name);
+    TDM_TRY(options_resolve_security(&options.security, err));
+    if (options.deadline_s == 0)
+        TDM_TRY(env_read_seconds("TANDEM_DEADLINE", &options.deadline_s, err));
     double silence_s = 0;
-    TDM_TRY(read_seconds("TANDEM_SILENCE", &silence_s, err)); /* see tdm__silence_s */
-    TDM_TRY(resolve_seconds("deadline_s", &options.deadline_s, 30, err));
-    TDM_TRY(resolve_seconds("join_s", &options.join_s, 60, err));
-    const char *dump = variable("TANDEM_DUMP_SIGNAL");
+    TDM_TRY(env_read_seconds("TANDEM_SILENCE", &silence_s, err)); /* see tdm__silence_s */
+    TDM_TRY(options_resolve_seconds("deadline_s", &options.deadline_s, 30, err));
+    TDM_TRY(options_resolve_seconds("join_s", &options.join_s, 60, err));
+    const char *dump = env_get("TANDEM_DUMP_SIGNAL");
     if (!options.dump_signal && dump) {
         tdm_status status = tdm__dump_signal_read(dump, &options.dump_signal, err);
         if (status != TDM_OK) return tdm_error_context(err, status, "TANDEM_DUMP_SIGNAL");
@@ -236,7 +239,7 @@ tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options 
 double tdm__silence_s(void)
 {
     double seconds = 5;
-    return read_seconds("TANDEM_SILENCE", &seconds, NULL) == TDM_OK ? seconds : 5;
+    return env_read_seconds("TANDEM_SILENCE", &seconds, NULL) == TDM_OK ? seconds : 5;
 }
 
 bool tdm__silence_is_slowness(tdm_process_watch *watch, uint64_t pid, double silent_s, double min_s)
@@ -276,7 +279,7 @@ bool tdm__slurm_first_host(const char *list, char *out, size_t bytes)
 }
 
 /* The parent process and its start time: the proxy of Hydra is the parent of all its processes on this host. */
-static bool parent_identity(char *out, size_t bytes)
+static bool launch_parent_identity(char *out, size_t bytes)
 {
     char path[64], line[1024] = "";
     snprintf(path, sizeof(path), "/proc/%ld/stat", (long)getppid());
@@ -300,20 +303,20 @@ static bool launch_identity(char *out, size_t bytes, bool *is_of_host)
     static const char *const names[] = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"};
     const char *name = NULL;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && !name; i++)
-        if (variable(names[i])) name = names[i];
-    const char *drawn = variable("OMPI_MCA_orte_precondition_transports");
-    const char *job = variable("SLURM_JOB_ID"), *step = variable("SLURM_STEP_ID");
-    const char *starts = variable("SLURM_RESTART_COUNT");
+        if (env_get(names[i])) name = names[i];
+    const char *drawn = env_get("OMPI_MCA_orte_precondition_transports");
+    const char *job = env_get("SLURM_JOB_ID"), *step = env_get("SLURM_STEP_ID");
+    const char *starts = env_get("SLURM_RESTART_COUNT");
     *is_of_host = !name && !job;
     if (name)
-        snprintf(out, bytes, "%s=%s %s %s", name, variable(name), drawn ? drawn : "",
+        snprintf(out, bytes, "%s=%s %s %s", name, env_get(name), drawn ? drawn : "",
                  starts ? starts : "");
     else if (job)
         snprintf(out, bytes, "SLURM=%s.%s %s", job, step ? step : "", starts ? starts : "");
-    return name || job || parent_identity(out, bytes);
+    return name || job || launch_parent_identity(out, bytes);
 }
 
-static uint64_t hash_of(const char *text)
+static uint64_t launch_hash(const char *text)
 {
     char hex[TDM_SHA256_HEX] = "0";
     tdm_sha256_of(text, strlen(text), hex);
@@ -321,11 +324,11 @@ static uint64_t hash_of(const char *text)
     return strtoull(hex, NULL, 16);
 }
 
-static bool on_one_host(const tdm_comm_place *place)
+static bool place_is_one_host(const tdm_comm_place *place)
 {
     if (place->local_size == place->size) return true;
-    const char *nodes = variable("SLURM_STEP_NUM_NODES");
-    if (!nodes) nodes = variable("SLURM_NNODES");
+    const char *nodes = env_get("SLURM_STEP_NUM_NODES");
+    if (!nodes) nodes = env_get("SLURM_NNODES");
     return strcmp(place->launcher, "slurm") == 0 && nodes && strcmp(nodes, "1") == 0;
 }
 
@@ -335,9 +338,9 @@ bool tdm_comm_launch_name(const tdm_comm_place *place, char out[TDM_LAUNCH_NAME_
     bool is_of_host = true;
     if (strcmp(place->launcher, "tandem") == 0 ||
         !launch_identity(identity, sizeof(identity), &is_of_host) ||
-        (is_of_host && !on_one_host(place)))
+        (is_of_host && !place_is_one_host(place)))
         return false;
-    snprintf(out, TDM_LAUNCH_NAME_BYTES, "%016llx", (unsigned long long)hash_of(identity));
+    snprintf(out, TDM_LAUNCH_NAME_BYTES, "%016llx", (unsigned long long)launch_hash(identity));
     return true;
 }
 
@@ -348,18 +351,19 @@ tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__
     bool is_of_host;
     tdm_comm_place place = {.size = 0};
     bool known = tdm_comm_environment(&place, NULL) == TDM_OK && place.size == options->size;
-    if (known && on_one_host(&place) && strcmp(place.launcher, "tandem") != 0 &&
+    if (known && place_is_one_host(&place) && strcmp(place.launcher, "tandem") != 0 &&
         launch_identity(identity, sizeof(identity), &is_of_host)) {
         snprintf(out, TDM__MAX_RENDEZVOUS, "unix:tandem-%s-%lu-%016llx", place.launcher,
-                 (unsigned long)geteuid(), (unsigned long long)hash_of(identity));
+                 (unsigned long)geteuid(), (unsigned long long)launch_hash(identity));
         return TDM_OK;
     }
-    const char *nodes = variable("SLURM_STEP_NODELIST"), *job = variable("SLURM_JOB_ID");
-    if (!nodes) nodes = variable("SLURM_JOB_NODELIST");
+    const char *nodes = env_get("SLURM_STEP_NODELIST"), *job = env_get("SLURM_JOB_ID");
+    if (!nodes) nodes = env_get("SLURM_JOB_NODELIST");
     char host[256];
     if (known && nodes && job && tdm__slurm_first_host(nodes, host, sizeof(host)) &&
         launch_identity(identity, sizeof(identity), &is_of_host)) {
-        snprintf(out, TDM__MAX_RENDEZVOUS, "%s:%d", host, 20000 + (int)(hash_of(identity) % 12000));
+        snprintf(out, TDM__MAX_RENDEZVOUS, "%s:%d", host,
+                 20000 + (int)(launch_hash(identity) % 12000));
         return TDM_OK;
     }
     return tdm_fail(err, TDM_ERR_INVALID,
@@ -370,7 +374,7 @@ tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__
 
 /* ---- this host ------------------------------------------------------------------------------------- */
 
-static void read_line(const char *path, char *out, size_t bytes)
+static void host_read_line(const char *path, char *out, size_t bytes)
 {
     FILE *file = fopen(path, "re");
     if (!file || !fgets(out, (int)bytes, file)) out[0] = '\0';
@@ -385,10 +389,10 @@ tdm_status tdm__host_identity(const char *given, uint8_t out[TDM_SHA256_BYTES], 
 {
     char boot[64] = "";
     struct stat net = {0};
-    if (!given || !*given) given = variable("TANDEM_HOST");
+    if (!given || !*given) given = env_get("TANDEM_HOST");
     snprintf(name, 64, "%s", given ? given : "");
     if (!given) {
-        read_line("/proc/sys/kernel/random/boot_id", boot, sizeof(boot));
+        host_read_line("/proc/sys/kernel/random/boot_id", boot, sizeof(boot));
         if (stat("/proc/self/ns/net", &net) != 0) net = (struct stat){0};
         if (gethostname(name, 63) != 0) snprintf(name, 64, "unnamed");
         name[63] = '\0';
