@@ -16,9 +16,84 @@
 
 /* ---- net, shm: connections of one host and of several ---------------------------------------------- */
 
+/* Between two calls of should_give_up while a world is opened: an epoch that ends should not wait for its ranks. */
+#define TDM__TIMING_NET_CANCELLATION_S 0.004
+/* Between two attempts to listen at, or connect to, an address that is not ready: the other side needs some
+ * milliseconds to start, and a shorter pause would only use CPU. */
+#define TDM__TIMING_NET_RETRY_S 0.05
+/* How long an accepted connection may take until it has proved that it knows the secret: real ranks answer at
+ * once, even on a slow network; others should not occupy a place for long. */
+#define TDM__TIMING_NET_PROOF_S 5.0
+
 /* ---- boot: rendezvous and control connections ------------------------------------------------------ */
 
+/* One attempt to connect to rank 0: longer than a lost SYN on a good network (1 s). */
+#define TDM__TIMING_BOOT_CONNECT_S 2.0
+/* Pauses between attempts to join grow from the first to the second: rank 0 of the same start is ready within
+ * milliseconds, one that a batch system starts later may take minutes. */
+#define TDM__TIMING_BOOT_MIN_RETRY_S 0.005
+#define TDM__TIMING_BOOT_MAX_RETRY_S 0.2
+/* How long rank 0 retries to listen at a port in use: an earlier world may still be ending. */
+#define TDM__TIMING_BOOT_LISTEN_S 3.0
+/* How long a rank waits for each frame of the handshake: twice TDM__TIMING_NET_PROOF_S, so that a busy hub closes
+ * the connection first and says why. */
+#define TDM__TIMING_BOOT_HANDSHAKE_S 10.0
+/* How much longer than join_s a rank waits: the hub reports the timeout and the missing ranks. */
+#define TDM__TIMING_BOOT_REPORT_S 1.0
+/* Pause in accepting connections, if the process has no descriptors left or too many unexpected connections
+ * arrive after the start. */
+#define TDM__TIMING_BOOT_ACCEPT_PAUSE_S 0.25
+/* How long the hub keeps a refused or leaving connection that the other side does not close. */
+#define TDM__TIMING_BOOT_LEAVING_S 2.0
+
+/* Interval of heartbeats; in worlds above 1024 ranks it grows with the size, so the hub gets at most 4096 a
+ * second. */
+#define TDM__TIMING_BOOT_BEAT_S 0.25
+/* A rank is quiet (it is named in reports) after this number of intervals without a heartbeat. */
+#define TDM__TIMING_BOOT_QUIET_BEATS 1.3
+/* Default of TANDEM_SILENCE. A rank is lost after this silence, or after SILENCE_FACTOR times its longest
+ * silence so far, because a busy host delays heartbeats; at most MAX_SILENCE_FACTOR times this silence. */
+#define TDM__TIMING_BOOT_SILENCE_S 5.0
+#define TDM__TIMING_BOOT_SILENCE_FACTOR 4.0
+#define TDM__TIMING_BOOT_MAX_SILENCE_FACTOR 10.0
+/* Minimum silence, in heartbeat intervals, of worlds above 1024 ranks. */
+#define TDM__TIMING_BOOT_SILENCE_BEATS 20
+/* A process of this host that is alive and not stopped gets more time, in units of the silence: while it uses
+ * CPU (it is lost after IDLE_FACTOR without any), up to SLOW_FACTOR. */
+#define TDM__TIMING_BOOT_IDLE_FACTOR 6
+#define TDM__TIMING_BOOT_SLOW_FACTOR 24
+/* A turn of a thread that is later than this means that its own process was stopped, so the others were not
+ * silent. Longer than any delay by the scheduler on a busy host. */
+#define TDM__TIMING_BOOT_STALL_S 1.0
+/* How long the hub waits for the reason why a rank lost its connection to another one: longer than the reports
+ * of a death, of a departure or of a revoked world take, also with a lost packet. */
+#define TDM__TIMING_BOOT_SUSPECT_S 1.0
+
+/* How long to wait for an answer of the hub, which needs microseconds: ANSWER_S if it is silent, that is, after
+ * ANSWER_BEATS intervals without a heartbeat; up to MAX_ANSWER_S if it sends heartbeats, because it is only
+ * busy. Also the limit for the delivery of news that came before the end of the connection. */
+#define TDM__TIMING_BOOT_ANSWER_S 0.3
+#define TDM__TIMING_BOOT_ANSWER_BEATS 3
+#define TDM__TIMING_BOOT_MAX_ANSWER_S 3.0
+/* How long both sides wait for the other one to close the connection after a BYE: a rank that ends should not be
+ * delayed by a peer that is stopped. */
+#define TDM__TIMING_BOOT_BYE_S 0.25
+
 /* ---- transport, comm: messages and collective operations ------------------------------------------- */
+
+/* How long the transfers of a failed call may take to end by themselves before their peers are dropped: other
+ * ranks notice the failure within milliseconds, and their transfers end then. */
+#define TDM__TIMING_COMM_CLEANUP_S 0.2
+/* After this wait, the ranks that a call waits for get a notice with its head, which finds calls that do not
+ * match. Long enough that calls of a usual training step send none. */
+#define TDM__TIMING_COMM_NOTICE_S 0.25
+/* How long messages of a rank that has left may still arrive: the control connection may be faster. */
+#define TDM__TIMING_COMM_LEFT_S 2.0
+/* Maximum sleep of threads that wait for another thread's round, which may end without a signal for them. */
+#define TDM__TIMING_COMM_NAP_S 0.05
+/* After this time without a completed send, more bytes may be in flight to a peer: a message that is never
+ * received must not delay the others. */
+#define TDM__TIMING_COMM_STALL_S 0.05
 
 /* ---- kv: the store of a session -------------------------------------------------------------------- */
 

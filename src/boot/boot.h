@@ -35,8 +35,11 @@ int tdm__slurm_tasks_of(const char *list, long node);
  * replace both; NULL: use those of the system. */
 tdm_status tdm__host_identity(const char *given, uint8_t out[TDM_SHA256_BYTES], char name[64],
                               tdm_error *err);
-/* Seconds of silence after which a rank counts as lost: TANDEM_SILENCE, or 5. */
+/* Seconds of silence after which a rank counts as lost: TANDEM_SILENCE, or TDM__TIMING_BOOT_SILENCE_S. */
 double tdm__silence_s(void);
+/* The silence after which a rank or the hub counts as lost: several times its longest silence so far, but not
+ * less than `min_s` and not more than a multiple of it. */
+double tdm__silence_max_s(double min_s, double longest_s, int size);
 /* Whether a process of this host is silent for too long only because the host is busy: it is alive, not stopped
  * and makes progress. `min_s` is the shortest silence that is too long; beyond a multiple of it the result is
  * always false. */

@@ -10,6 +10,7 @@
  * may hold the port for a moment. A refusal is final. With a cancellation, the end of a hub that had answered
  * is final as well: its endpoint belongs to one epoch, and no other process opens it again.
  */
+#include "base/timing.h"
 #include "boot/boot.h"
 #include "net/socket.h"
 
@@ -19,11 +20,6 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-enum {
-    HELLO_S = 10, /* wait for the HELLO of a hub and its responses */
-    GRACE_S = 1   /* extra wait, so that the hub can report the timeout and the missing ranks */
-};
 
 bool tdm__proof_equal(const uint8_t *a, const uint8_t *b)
 {
@@ -246,7 +242,7 @@ static tdm_status attempt_derive_key(const attempt *a, const uint8_t nonce[TDM__
 static tdm_status attempt_handshake(attempt *a, tdm__joined *out, tdm_error *err)
 {
     const tdm__facts *facts = a->facts;
-    double until_s = tdm_clock_s() + HELLO_S;
+    double until_s = tdm_clock_s() + TDM__TIMING_BOOT_HANDSHAKE_S;
     if (until_s > a->until_s) until_s = a->until_s;
     TDM_TRY(attempt_open_channel(a, until_s, err));
     tdm__frame join = {.type = TDM__FRAME_JOIN,
@@ -275,7 +271,8 @@ static tdm_status attempt_await_start(attempt *a, tdm__entry **out, tdm_error *e
     a->channel.limit = TDM__MAX_WIRE_GATHERED;
     for (;;) {
         tdm__frame frame;
-        tdm_status status = attempt_next_frame(a, a->until_s + GRACE_S, &frame, err);
+        tdm_status status = attempt_next_frame(a, a->until_s + TDM__TIMING_BOOT_REPORT_S, &frame,
+                                               err);
         if (status == TDM_ERR_TIMEOUT)
             return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
                             "not all of %d ranks joined within %.3g s; rank 0 reports: %s",
@@ -342,11 +339,12 @@ tdm_status tdm__join(const tdm__facts *facts, tdm__rendezvous *meeting, int fd, 
 {
     attempt a = {.facts = facts, .meeting = meeting, .until_s = tdm_clock_s() + facts->join_s};
     if (fd >= 0) {
-        a.until_s += HELLO_S; /* the hub in this process times out first and reports why */
+        a.until_s +=
+            TDM__TIMING_BOOT_HANDSHAKE_S; /* the hub in this process times out first and reports why */
         return attempt_run(&a, fd, out, err);
     }
     tdm_error last = {0};
-    double pause_s = 0.005;
+    double pause_s = TDM__TIMING_BOOT_MIN_RETRY_S;
     for (;;) {
         tdm_status status = tdm__rendezvous_connect(meeting, a.until_s, &fd, &last);
         if (status == TDM_OK) status = attempt_run(&a, fd, out, &last);
@@ -365,6 +363,6 @@ tdm_status tdm__join(const tdm__facts *facts, tdm__rendezvous *meeting, int fd, 
                             "rank %d did not find rank 0 within %.3g s: %s", facts->rank,
                             facts->join_s, last.message);
         sleep_cancellable(pause_s, &facts->cancellation);
-        if (pause_s < 0.2) pause_s *= 1.5;
+        if (pause_s < TDM__TIMING_BOOT_MAX_RETRY_S) pause_s *= 1.5;
     }
 }

@@ -7,6 +7,7 @@
  * can connect, needs a secret; a file contains one; a UNIX socket accepts only processes of the same user.
  * All sockets are non-blocking and closed on exec. Every attempt to connect has a deadline.
  */
+#include "base/timing.h"
 #include "boot/boot.h"
 #include "net/socket.h"
 
@@ -22,9 +23,6 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#define CONNECT_S 2.0 /* one attempt */
-#define HELLO_S 5.0   /* wait for a HELLO from the address in an existing file */
 
 /* ---- parsing --------------------------------------------------------------------------------------- */
 
@@ -133,11 +131,6 @@ static tdm_status address_look_up(const char *host, const char *port, struct add
     return TDM_OK;
 }
 
-static void retry_pause(void)
-{
-    tdm_clock_sleep(50e-3);
-}
-
 /* ---- rank 0 listens --------------------------------------------------------------------------------- */
 
 /* Sets the port that the system chose. */
@@ -155,7 +148,8 @@ static tdm_status rendezvous_listen_tcp(tdm__rendezvous *meeting, double until_s
     struct addrinfo *list = NULL;
     TDM_TRY(address_look_up(meeting->host, meeting->port, &list, err));
     int fd = -1;
-    double give_up_s = tdm_clock_s() + 3; /* an earlier world may still be ending */
+    double give_up_s = tdm_clock_s() +
+                       TDM__TIMING_BOOT_LISTEN_S; /* an earlier world may still be ending */
     for (;;) {
         for (const struct addrinfo *at = list; at && fd < 0; at = at->ai_next) {
             fd = tdm__socket_listen(at->ai_addr, at->ai_addrlen);
@@ -168,7 +162,7 @@ static tdm_status rendezvous_listen_tcp(tdm__rendezvous *meeting, double until_s
         if (fd >= 0 || errno != EADDRINUSE || tdm_clock_s() > give_up_s ||
             tdm_clock_s() > until_s || tdm__cancellation_is_due(&meeting->cancellation))
             break;
-        retry_pause();
+        tdm_clock_sleep(TDM__TIMING_NET_RETRY_S);
     }
     int why = errno;
     freeaddrinfo(list);
@@ -288,10 +282,10 @@ static tdm_status rendezvous_check_file(const tdm__rendezvous *meeting, tdm_erro
     if (status == TDM_ERR_NOT_FOUND) return TDM_OK;
     if (status != TDM_OK) return status;
     char why[160];
-    int fd = rendezvous_connect_file(&old, tdm_clock_s() + 1, &meeting->cancellation, why,
-                                     sizeof(why));
+    int fd = rendezvous_connect_file(&old, tdm_clock_s() + TDM__TIMING_BOOT_CONNECT_S,
+                                     &meeting->cancellation, why, sizeof(why));
     explicit_bzero(old.secret, sizeof(old.secret));
-    bool alive = fd >= 0 && endpoint_says_hello(fd, tdm_clock_s() + HELLO_S);
+    bool alive = fd >= 0 && endpoint_says_hello(fd, tdm_clock_s() + TDM__TIMING_NET_PROOF_S);
     if (fd >= 0) close(fd);
     if (alive)
         return tdm_fail(err, TDM_ERR_BUSY,
@@ -398,7 +392,7 @@ static tdm_status rendezvous_connect_unix(const tdm__rendezvous *meeting, double
 tdm_status tdm__rendezvous_connect(tdm__rendezvous *meeting, double until_s, int *out_fd,
                                    tdm_error *err)
 {
-    double soon_s = tdm_clock_s() + CONNECT_S;
+    double soon_s = tdm_clock_s() + TDM__TIMING_BOOT_CONNECT_S;
     if (soon_s < until_s) until_s = soon_s;
     if (meeting->kind == TDM__MEET_TCP)
         return rendezvous_connect_tcp(meeting, until_s, out_fd, err);

@@ -6,25 +6,46 @@
  * rest of the process does. The *notifier* calls the events: news from a queue, and the text for the next
  * heartbeat. So an event may wait for a lock whose holder waits for an answer here.
  *
- * States of the connection, as flags of `client`:
+ * States of the connection (client_state):
  *
- *            close()                reader sends BYE
- *     OPEN -----------> closing ----------------------> said_bye
- *      |                   |                               |
- *      | hub closed the    | the same                      | hub closed the connection,
- *      | connection, sent  |                               | or no answer within BYE_S
- *      | garbage or is     |                               |
- *      | silent            v                               |
- *      +----------------> cut <----------------------------+
+ *              close()                BYE sent
+ *     OPEN ------------> CLOSING ---------------> BYE_SENT
+ *      |                    |                        |
+ *      | connection ended   | connection ended       | connection ended, or no answer in time
+ *      v                    v                        |
+ *     CUT -------------> CLOSED <--------------------+
+ *           close()
  *
- * `cut` is final: the reader ends, and waiting calls return. A rank other than 0 then reports rank 0 as
- * lost, unless one side has sent a BYE. Three flags are independent of the state: `heard_bye` (the hub has
- * sent a BYE, so its end is not a failure), `given_up` (the hub has declared this rank lost) and `hurries`
- * (this rank leaves or has revoked the world, so catch_up no longer waits).
+ *     OPEN -> CLOSING, CUT -> CLOSED     client_end_threads
+ *     CLOSING -> BYE_SENT                reader_send_bye
+ *     OPEN -> CUT                        connection_cut: the hub closed the connection, sent an invalid
+ *                                        message, has declared this rank lost, or is silent
+ *     CLOSING or BYE_SENT -> CLOSED      connection_cut, also at the end of reader_main
+ *
+ * In CUT and CLOSED the reader has ended or ends, and waiting calls return. If the connection is cut while
+ * neither side has sent a BYE, a rank other than 0 queues the news that rank 0 is lost. A BYE of the hub
+ * (`hub_has_left`) does not change the state: the hub closes the connection after it.
+ *
+ * States of an exchange (exchange_state):
+ *
+ *            exchange()              all blocks received
+ *     IDLE --------------> WAITING --------------------> DONE
+ *      ^                      |                           |
+ *      |                      | deadline, cancellation    |
+ *      |                      v                           |
+ *      |                    LATE (final: the numbers of   |
+ *      |                          the ranks differ now)   |
+ *      +--------------------------------------------------+
+ *            exchange() returns; also if a rank has failed
+ *
+ *     IDLE -> WAITING, to IDLE           control_exchange
+ *     WAITING -> DONE                    exchange_take_blocks
+ *     WAITING -> LATE                    exchange_failed, exchange_run
  *
  * `lock` protects all fields below it; the reader holds it except while it sleeps. The news of a rank as
  * lost or left is queued at most once, so only broken groups need a separate limit.
  */
+#include "base/timing.h"
 #include "boot/boot.h"
 
 #include <errno.h>
@@ -38,13 +59,6 @@
 #include <unistd.h>
 
 enum { MAX_BROKEN = 4096, BLOCK_ALIGN = 16 };
-#define ANSWER_S 0.3    /* wait for an answer from a hub that is silent, */
-#define ANSWER_BEATS 3  /* that is, has missed this number of heartbeats, */
-#define MAX_ANSWER_S 3. /* and from one that sends heartbeats: it may be busy */
-#define TELL_S 3.       /* wait until the news that arrived before the end is delivered */
-#define BYE_S 0.25      /* wait for the answer to our BYE; not for a hub that is silent */
-#define STALL_S 1.0
-#define PATIENCE 4.0
 
 static const char closed_text[] = "its connection to this rank was closed: it exited or was killed";
 
@@ -58,7 +72,29 @@ typedef struct news_item {
 typedef struct peer {
     tdm__entry entry;
     tdm__news_kind gone; /* 0: not yet */
+    bool is_suspected;   /* the hub has not answered control_suspect for it yet */
 } peer;
+
+typedef enum client_state {
+    CLIENT_OPEN = 0,
+    CLIENT_CLOSING,  /* close() was called */
+    CLIENT_BYE_SENT, /* this rank has sent a BYE and waits for the end of the connection */
+    CLIENT_CUT,      /* the connection has ended */
+    CLIENT_CLOSED    /* both: it has ended, and close() was called */
+} client_state;
+
+typedef enum notifier_state {
+    NOTIFIER_WAITING = 0, /* no events yet: see control_listen */
+    NOTIFIER_IDLE,
+    NOTIFIER_CALLING /* it calls events.news */
+} notifier_state;
+
+typedef enum exchange_state {
+    EXCHANGE_IDLE = 0,
+    EXCHANGE_WAITING,
+    EXCHANGE_DONE, /* `blocks` and `block_bytes` are set */
+    EXCHANGE_LATE  /* one did not end in time: no further exchange is possible */
+} exchange_state;
 
 typedef struct client {
     tdm__control control; /* first */
@@ -76,39 +112,48 @@ typedef struct client {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     tdm__channel channel;
-    bool closing;   /* close() was called */
-    bool said_bye;  /* this rank has sent a BYE */
-    bool heard_bye; /* the hub has sent a BYE */
-    bool given_up;  /* the hub has declared this rank lost */
-    bool cut;       /* the connection has ended */
-    bool hurries;   /* this rank leaves or has revoked the world: catch_up no longer waits */
+    client_state state;
+    bool hub_has_left; /* the hub has sent a BYE, so its end is not a failure */
     double heard_s, longest_s;
     peer *peers;
     tdm_process_watch hub_process; /* of a hub on this host; set at its first long silence */
     int first_gone;                /* first rank that was lost or left; -1: none */
     char gone_text[300];
-    bool has_failed; /* a rank was lost or has revoked the world: see failure_text */
-    char failure_text[300];
+    char failure_text[300];        /* of a lost rank or a revoked world; empty: neither */
     char hub_does[TDM__WIRE_TEXT]; /* what rank 0 did last, from its PING */
 
     tdm__control_events events;
-    bool listening;
+    notifier_state notifier_state;
     char beat[TDM__WIRE_TEXT];
     bool beats_now; /* send the next heartbeat at once */
     news_item *first, *last;
-    bool telling; /* the notifier is calling an event */
     int broken_count;
 
     uint32_t exchange_number;
-    bool exchanging, exchanged;
-    bool exchange_late; /* one did not end in time: no further exchange is possible */
-    uint8_t **blocks;   /* NULL: too large, or out of memory */
+    exchange_state exchange_state;
+    uint8_t **blocks; /* NULL: too large, or out of memory */
     size_t *block_bytes;
 
-    uint32_t question;
-    bool answered;
+    uint32_t question,
+        answered; /* numbers of the last question and of the one that `answer` is for */
     char answer[TDM__WIRE_TEXT];
 } client;
+
+static bool client_is_cut(const client *c)
+{
+    return c->state == CLIENT_CUT || c->state == CLIENT_CLOSED;
+}
+
+/* Whether close() was called. */
+static bool client_is_closing(const client *c)
+{
+    return c->state != CLIENT_OPEN && c->state != CLIENT_CUT;
+}
+
+static bool client_has_failed(const client *c)
+{
+    return c->failure_text[0] != '\0';
+}
 
 static void client_wake(client *c)
 {
@@ -154,9 +199,9 @@ static void news_queue(client *c, const tdm__news *news)
 
 static void client_set_failed(client *c, const char *text)
 {
-    if (c->has_failed) return;
-    c->has_failed = true;
-    snprintf(c->failure_text, sizeof(c->failure_text), "%.290s", text);
+    if (client_has_failed(c)) return;
+    snprintf(c->failure_text, sizeof(c->failure_text), "%.290s",
+             *text ? text : "a rank has ended the world");
     pthread_cond_broadcast(&c->changed);
 }
 
@@ -183,19 +228,30 @@ static void peer_gone(client *c, int rank, tdm__news_kind kind, const char *text
     news_queue(c, &news);
 }
 
+/* No other reason was reported for the lost connection to a peer (see suspect in control.h). */
+static void peer_confirm_loss(client *c, int rank)
+{
+    c->peers[rank].is_suspected = false;
+    tdm__news news = {.kind = TDM__NEWS_CONFIRMED,
+                      .rank = rank,
+                      .group = TDM__ALL_GROUPS,
+                      .status = TDM_ERR_PEER_FAILED,
+                      .text = ""};
+    news_queue(c, &news);
+}
+
 static void connection_cut(client *c, tdm_peer_sign sign, const char *how)
 {
-    if (c->cut) return;
-    c->cut = true;
-    if (c->given_up) {
-        sign = TDM_SIGN_SILENCE;
-        how = "it has declared this rank lost after too long a silence";
-    }
-    if (!c->heard_bye && !c->said_bye && c->control.rank != 0) {
+    if (client_is_cut(c)) return;
+    bool said_bye = c->state == CLIENT_BYE_SENT;
+    c->state = c->state == CLIENT_OPEN ? CLIENT_CUT : CLIENT_CLOSED;
+    if (!c->hub_has_left && !said_bye && c->control.rank != 0) {
         tdm_peer_loss loss = {.sign = sign, .heard_s = tdm_clock_s() - c->heard_s};
         snprintf(loss.what, sizeof(loss.what), "%.150s", c->hub_does);
         peer_gone(c, 0, TDM__NEWS_LOST, how, &loss);
     }
+    for (int i = 0; i < c->control.size; i++) /* the hub will not answer any more */
+        if (c->peers[i].is_suspected) peer_confirm_loss(c, i);
     pthread_cond_broadcast(&c->changed);
 }
 
@@ -203,11 +259,11 @@ static void connection_cut(client *c, tdm_peer_sign sign, const char *how)
 
 static void exchange_take_blocks(client *c, const tdm__frame *frame)
 {
-    if (!c->exchanging || c->exchanged || frame->number != c->exchange_number) return;
+    if (c->exchange_state != EXCHANGE_WAITING || frame->number != c->exchange_number) return;
     size_t size = (size_t)c->control.size, total = 0;
     const uint8_t *from = NULL;
     size_t *bytes = calloc(size, sizeof(*bytes));
-    c->exchanged = true;
+    c->exchange_state = EXCHANGE_DONE;
     pthread_cond_broadcast(&c->changed);
     if (!bytes || frame->count != size || !tdm__wire_blocks(frame, bytes, &from)) {
         free(bytes);
@@ -232,10 +288,11 @@ static void exchange_take_blocks(client *c, const tdm__frame *frame)
     c->block_bytes = bytes;
 }
 
-static void take_news(client *c, const tdm__frame *frame)
+static void frame_take_news(client *c, const tdm__frame *frame)
 {
     if (frame->rank == (uint32_t)c->control.rank && frame->kind == TDM__NEWS_LOST)
-        c->given_up = true;
+        connection_cut(c, TDM_SIGN_SILENCE,
+                       "it has declared this rank lost after too long a silence");
     if (frame->rank >= (uint32_t)c->control.size || frame->rank == (uint32_t)c->control.rank)
         return;
     if (frame->kind == TDM__NEWS_LOST || frame->kind == TDM__NEWS_LEFT) {
@@ -254,21 +311,23 @@ static void take_news(client *c, const tdm__frame *frame)
                           .text = frame->text};
         if (frame->group == TDM__ALL_GROUPS) client_set_failed(c, frame->text);
         news_queue(c, &news);
+    } else if (frame->kind == TDM__NEWS_CONFIRMED && c->peers[frame->rank].is_suspected) {
+        peer_confirm_loss(c, (int)frame->rank);
     }
 }
 
-static void take_frame(client *c, const tdm__frame *frame)
+static void frame_take(client *c, const tdm__frame *frame)
 {
     switch (frame->type) {
     case TDM__FRAME_GATHERED: exchange_take_blocks(c, frame); break;
-    case TDM__FRAME_NEWS: take_news(c, frame); break;
+    case TDM__FRAME_NEWS: frame_take_news(c, frame); break;
     case TDM__FRAME_ANSWER:
         if (frame->id != c->question) break;
         memcpy(c->answer, frame->text, sizeof(c->answer));
-        c->answered = true;
+        c->answered = frame->id;
         pthread_cond_broadcast(&c->changed);
         break;
-    case TDM__FRAME_BYE: c->heard_bye = true; break;
+    case TDM__FRAME_BYE: c->hub_has_left = true; break;
     case TDM__FRAME_PING: memcpy(c->hub_does, frame->text, sizeof(c->hub_does)); break;
     default: break;
     }
@@ -285,7 +344,7 @@ static void connection_read(client *c, double now_s)
     }
     tdm__frame frame;
     int got = 0;
-    while ((got = tdm__channel_next(&c->channel, &frame)) > 0) take_frame(c, &frame);
+    while ((got = tdm__channel_next(&c->channel, &frame)) > 0) frame_take(c, &frame);
     if (got < 0) connection_cut(c, TDM_SIGN_CLOSED, "it sent an invalid message");
     if (state == TDM__CHANNEL_ERROR && why != ECONNRESET && why != EPIPE)
         connection_cut(c, TDM_SIGN_CLOSED, strerror(why));
@@ -305,11 +364,8 @@ static void beat_send(client *c)
 
 static void hub_check_silence(client *c, double now_s)
 {
-    double max_s = PATIENCE * c->longest_s, min_s = c->facts.silence_s;
-    if (max_s > 10 * min_s) max_s = 10 * min_s;
-    if (max_s < min_s) max_s = min_s;
-    double beats_s = 20 * tdm__beat_s(c->control.size);
-    if (c->control.size > 1024 && max_s < beats_s) max_s = beats_s;
+    double min_s = c->facts.silence_s;
+    double max_s = tdm__silence_max_s(min_s, c->longest_s, c->control.size);
     if (c->control.rank == 0 || now_s - c->heard_s <= max_s) return;
     const tdm__entry *hub = &c->peers[0].entry, *own = &c->peers[c->control.rank].entry;
     if (hub->host == own->host &&
@@ -335,42 +391,52 @@ static void reader_sleep(client *c, double until_s)
     pthread_mutex_lock(&c->lock);
 }
 
+/* Returns until when to wait for the end of the connection; a hub that is silent is not waited for. */
+static double reader_send_bye(client *c, double now_s)
+{
+    tdm__frame bye = {.type = TDM__FRAME_BYE};
+    bool is_silent = now_s - c->heard_s >
+                     TDM__TIMING_BOOT_ANSWER_BEATS * tdm__beat_s(c->control.size);
+    c->state = CLIENT_BYE_SENT;
+    bool is_queued = tdm__channel_put_frame(&c->channel, &bye);
+    return is_silent || !is_queued ? now_s : now_s + TDM__TIMING_BOOT_BYE_S;
+}
+
 static void *reader_main(void *user)
 {
     client *c = user;
     tdm__thread_raise_priority();
     pthread_mutex_lock(&c->lock);
     double beat_s = tdm__beat_s(c->control.size), next_s = tdm_clock_s(), turn_s = next_s;
-    double end_s = 0;
-    while (!c->cut && (!end_s || tdm_clock_s() < end_s)) {
+    double end_s = 0; /* BYE_SENT: when to stop waiting */
+
+    while (!client_is_cut(c) && (c->state != CLIENT_BYE_SENT || tdm_clock_s() < end_s)) {
         double now_s = tdm_clock_s();
-        if (now_s - turn_s > STALL_S + beat_s)
+        if (now_s - turn_s > TDM__TIMING_BOOT_STALL_S + beat_s)
             c->heard_s += now_s - turn_s; /* this process was stopped */
         turn_s = now_s;
+
         connection_read(c, now_s);
-        if (c->cut) break;
-        if (c->closing && !c->said_bye) {
-            tdm__frame bye = {.type = TDM__FRAME_BYE};
-            c->said_bye = true;
-            bool silent = now_s - c->heard_s > ANSWER_BEATS * beat_s;
-            end_s = silent ? now_s : now_s + BYE_S;
-            if (!tdm__channel_put_frame(&c->channel, &bye)) break;
-        }
-        if (!c->said_bye && (now_s >= next_s || c->beats_now)) {
+        if (client_is_cut(c)) break;
+
+        if (c->state == CLIENT_CLOSING) end_s = reader_send_bye(c, now_s);
+        if (c->state == CLIENT_OPEN && (now_s >= next_s || c->beats_now)) {
             c->beats_now = false;
             beat_send(c);
             next_s = now_s + beat_s;
             hub_check_silence(c, now_s);
         }
-        if (!c->cut && tdm__channel_flush(&c->channel) != TDM__CHANNEL_OK) {
+        if (!client_is_cut(c) && tdm__channel_flush(&c->channel) != TDM__CHANNEL_OK) {
             connection_read(c, now_s); /* what it sent before the end */
             connection_cut(c, TDM_SIGN_CLOSED, closed_text);
         }
-        if (c->cut) break;
-        if (c->said_bye && !tdm__channel_has_output(&c->channel))
+        if (client_is_cut(c)) break;
+
+        if (c->state == CLIENT_BYE_SENT && !tdm__channel_has_output(&c->channel))
             shutdown(c->channel.stream.fd, SHUT_WR);
-        reader_sleep(c, end_s ? end_s : next_s);
+        reader_sleep(c, c->state == CLIENT_BYE_SENT ? end_s : next_s);
     }
+
     connection_cut(c, TDM_SIGN_CLOSED, "its connection to this rank was closed by this rank");
     shutdown(c->channel.stream.fd, SHUT_RDWR); /* a hub that ends does not wait for our close() */
     pthread_mutex_unlock(&c->lock);
@@ -385,12 +451,12 @@ static void news_deliver(client *c)
     c->first = first->next;
     if (!c->first) c->last = NULL;
     c->broken_count -= first->news.kind == TDM__NEWS_BROKEN;
-    c->telling = true;
+    c->notifier_state = NOTIFIER_CALLING;
     pthread_mutex_unlock(&c->lock);
     if (c->events.news) c->events.news(c->events.user, &first->news);
     free(first);
     pthread_mutex_lock(&c->lock);
-    c->telling = false;
+    c->notifier_state = NOTIFIER_IDLE;
     pthread_cond_broadcast(&c->changed);
 }
 
@@ -414,15 +480,16 @@ static void *notifier_main(void *user)
     tdm__thread_raise_priority();
     pthread_mutex_lock(&c->lock);
     double next_s = tdm_clock_s(), beat_s = tdm__beat_s(c->control.size);
-    while (!c->closing) {
+    while (!client_is_closing(c)) {
         double now_s = tdm_clock_s();
-        if (c->listening && c->first) {
+        bool can_call = c->notifier_state != NOTIFIER_WAITING;
+        if (can_call && c->first) {
             news_deliver(c);
-        } else if (c->listening && now_s >= next_s) {
+        } else if (can_call && now_s >= next_s) {
             beat_update_text(c);
             next_s = now_s + beat_s;
         } else {
-            client_wait(c, c->listening ? next_s : now_s + 60);
+            client_wait(c, can_call ? next_s : now_s + beat_s);
         }
     }
     pthread_mutex_unlock(&c->lock);
@@ -431,12 +498,12 @@ static void *notifier_main(void *user)
 
 /* ---- operations ----------------------------------------------------------------------------------------- */
 
-static void listen_events(tdm__control *control, const tdm__control_events *events)
+static void control_listen(tdm__control *control, const tdm__control_events *events)
 {
     client *c = (client *)control;
     pthread_mutex_lock(&c->lock);
     c->events = *events;
-    c->listening = true;
+    c->notifier_state = NOTIFIER_IDLE;
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
 }
@@ -444,61 +511,56 @@ static void listen_events(tdm__control *control, const tdm__control_events *even
 /* Deadline of an answer: later for a hub that sends heartbeats than for one that is silent. */
 static double answer_until_s(const client *c, double asked_s)
 {
-    double beating_s = c->heard_s + ANSWER_BEATS * tdm__beat_s(c->control.size);
-    double until_s = asked_s + ANSWER_S > beating_s ? asked_s + ANSWER_S : beating_s;
-    return until_s < asked_s + MAX_ANSWER_S ? until_s : asked_s + MAX_ANSWER_S;
-}
-
-static bool is_leaving(const client *c)
-{
-    return c->hurries || c->closing;
+    double min_s = asked_s + TDM__TIMING_BOOT_ANSWER_S;
+    double max_s = asked_s + TDM__TIMING_BOOT_MAX_ANSWER_S;
+    double beating_s = c->heard_s + TDM__TIMING_BOOT_ANSWER_BEATS * tdm__beat_s(c->control.size);
+    return beating_s < min_s ? min_s : beating_s < max_s ? beating_s : max_s;
 }
 
 /* Waits until all queued news is delivered: it may explain a failure better than the caller can. */
-static void news_wait_delivered(client *c, double until_s)
+static void news_wait_delivered(client *c)
 {
-    while (c->listening && !is_leaving(c) && (c->first || c->telling) && tdm_clock_s() < until_s)
+    double until_s = tdm_clock_s() + TDM__TIMING_BOOT_MAX_ANSWER_S;
+    while (c->notifier_state != NOTIFIER_WAITING && !client_is_closing(c) &&
+           (c->first || c->notifier_state == NOTIFIER_CALLING) && tdm_clock_s() < until_s)
         client_wait(c, until_s);
 }
 
 /* Sends a question to the hub and waits for the answer. False: the connection is cut, or no answer arrives in
- * time. With `patient_s` above 0 the wait ends at that time or when this rank hurries; otherwise it ends at
- * answer_until_s. */
-static bool hub_ask(client *c, tdm__frame *frame, double patient_s, char *out, size_t bytes)
+ * time. */
+static bool hub_ask(client *c, tdm__frame *frame, char *out, size_t bytes)
 {
     pthread_mutex_lock(&c->asking);
     pthread_mutex_lock(&c->lock);
     double asked_s = tdm_clock_s();
     frame->type = TDM__FRAME_ASK;
     frame->id = ++c->question;
-    c->answered = false;
-    bool ok = !c->cut && tdm__channel_put_frame(&c->channel, frame);
+    bool ok = !client_is_cut(c) && tdm__channel_put_frame(&c->channel, frame);
     client_wake(c);
-    while (ok && !c->answered && !c->cut && !(patient_s > 0 && is_leaving(c))) {
-        double until_s = patient_s > 0 ? patient_s : answer_until_s(c, asked_s);
+    while (ok && c->answered != frame->id && !client_is_cut(c)) {
+        double until_s = answer_until_s(c, asked_s);
         if (tdm_clock_s() >= until_s) break;
         client_wait(c, until_s);
     }
-    ok = ok && c->answered;
+    ok = ok && c->answered == frame->id;
     if (ok) snprintf(out, bytes, "%s", c->answer);
-    if (c->cut && !ok) news_wait_delivered(c, tdm_clock_s() + TELL_S);
+    if (client_is_cut(c) && !ok) news_wait_delivered(c);
     pthread_mutex_unlock(&c->lock);
     pthread_mutex_unlock(&c->asking);
     return ok;
 }
 
-/* Asks twice: the hub may answer the first question in the same turn in which it finds a connection closed, and
- * before it does so. It answers the second one after that turn. */
-static void catch_up(tdm__control *control, double until_s)
+static void control_suspect(tdm__control *control, int rank)
 {
     client *c = (client *)control;
-    char answer[TDM__WIRE_TEXT];
-    for (int i = 0; i < 2; i++) {
-        tdm__frame frame = {.kind = TDM__ASK_REPORT};
-        if (!hub_ask(c, &frame, until_s, answer, sizeof(answer))) break;
-    }
+    tdm__frame frame = {.type = TDM__FRAME_ASK, .kind = TDM__ASK_SUSPECT, .number = (uint32_t)rank};
     pthread_mutex_lock(&c->lock);
-    news_wait_delivered(c, until_s);
+    if (!c->peers[rank].is_suspected) {
+        c->peers[rank].is_suspected = true;
+        if (client_is_cut(c) || !tdm__channel_put_frame(&c->channel, &frame))
+            peer_confirm_loss(c, rank);
+        client_wake(c);
+    }
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -509,21 +571,27 @@ static tdm_status exchange_failed(client *c, uint32_t number, tdm_error *err)
                         c->peers[c->first_gone].gone == TDM__NEWS_LEFT ? TDM_ERR_PEER_LEFT
                                                                        : TDM_ERR_PEER_FAILED,
                         "the ranks can no longer exchange data: %s", c->gone_text);
-    if (c->cut || c->has_failed)
+    if (client_is_cut(c) || client_has_failed(c))
         return tdm_fail(err, TDM_ERR_PEER_FAILED, "the ranks can no longer exchange data: %s",
-                        c->has_failed ? c->failure_text : "rank 0 is gone");
-    if (c->exchange_late)
+                        client_has_failed(c) ? c->failure_text : "rank 0 is gone");
+    if (c->exchange_state == EXCHANGE_LATE)
         return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
                         "the ranks can no longer exchange data: an earlier exchange timed out");
-    c->exchange_late = true;
+    c->exchange_state = EXCHANGE_LATE;
     pthread_mutex_unlock(&c->lock);
     tdm__frame frame = {.kind = TDM__ASK_LACKING, .number = number};
     char who[TDM__WIRE_TEXT] = "";
-    if (!hub_ask(c, &frame, 0, who, sizeof(who)) || !*who) snprintf(who, sizeof(who), "unknown");
+    if (!hub_ask(c, &frame, who, sizeof(who)) || !*who) snprintf(who, sizeof(who), "unknown");
     pthread_mutex_lock(&c->lock);
     return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
                     "exchange %u timed out after %.3g s; missing ranks: %s", number,
                     c->facts.deadline_s, who);
+}
+
+/* Whether an exchange cannot end: the connection is cut, or a rank has failed or left. */
+static bool exchange_is_hopeless(const client *c)
+{
+    return client_is_cut(c) || c->first_gone >= 0 || client_has_failed(c);
 }
 
 /* Waits until the exchange has succeeded or failed. False: the caller has cancelled it. */
@@ -531,32 +599,34 @@ static bool exchange_wait(client *c, double until_s)
 {
     const tdm__cancellation *cancellation = &c->control.cancellation;
     double now_s = tdm_clock_s();
-    while (!c->exchanged && !c->cut && c->first_gone < 0 && !c->has_failed && now_s < until_s) {
+    while (c->exchange_state == EXCHANGE_WAITING && !exchange_is_hopeless(c) && now_s < until_s) {
         client_wait(c, now_s + tdm__cancellation_slice(cancellation, until_s - now_s));
         pthread_mutex_unlock(&c->lock);
         bool over = tdm__cancellation_is_due(cancellation);
         pthread_mutex_lock(&c->lock);
-        if (over && !c->exchanged) return false;
+        if (over && c->exchange_state == EXCHANGE_WAITING) return false;
         now_s = tdm_clock_s();
     }
     return true;
 }
 
-static tdm_status exchange_locked(client *c, const tdm__frame *frame, uint8_t ***out_all,
-                                  size_t **out_bytes, tdm_error *err)
+/* Runs the exchange, in state WAITING. */
+static tdm_status exchange_run(client *c, const tdm__frame *frame, uint8_t ***out_all,
+                               size_t **out_bytes, tdm_error *err)
 {
-    if (c->cut || c->first_gone >= 0 || c->has_failed || c->exchange_late)
-        return exchange_failed(c, frame->number, err);
+    if (exchange_is_hopeless(c)) return exchange_failed(c, frame->number, err);
     if (!tdm__channel_put_frame(&c->channel, frame))
         return tdm_fail_oom(err, "to exchange %zu bytes", frame->byte_count);
     client_wake(c);
+
     if (!exchange_wait(c, tdm_clock_s() + c->facts.deadline_s)) {
-        c->exchange_late = true;
+        c->exchange_state = EXCHANGE_LATE;
         return tdm_fail(err, TDM_ERR_PEER_FAILED,
                         "rank %d stops waiting for the other ranks: epoch %u has ended",
                         c->control.rank, c->facts.epoch);
     }
-    if (!c->exchanged) return exchange_failed(c, frame->number, err);
+    if (c->exchange_state != EXCHANGE_DONE) return exchange_failed(c, frame->number, err);
+
     c->exchange_number++;
     if (!c->blocks)
         return tdm_fail(err, TDM_ERR_NO_MEMORY,
@@ -567,8 +637,8 @@ static tdm_status exchange_locked(client *c, const tdm__frame *frame, uint8_t **
     return TDM_OK;
 }
 
-static tdm_status exchange(tdm__control *control, const void *mine, size_t bytes,
-                           uint8_t ***out_all, size_t **out_bytes, tdm_error *err)
+static tdm_status control_exchange(tdm__control *control, const void *mine, size_t bytes,
+                                   uint8_t ***out_all, size_t **out_bytes, tdm_error *err)
 {
     client *c = (client *)control;
     if (bytes > TDM__MAX_WIRE_BLOCK)
@@ -577,40 +647,27 @@ static tdm_status exchange(tdm__control *control, const void *mine, size_t bytes
                         TDM__MAX_WIRE_BLOCK >> 20, bytes);
     pthread_mutex_lock(&c->lock);
     tdm_status status = TDM_ERR_BUSY;
-    if (c->exchanging) {
+    if (c->exchange_state == EXCHANGE_LATE) {
+        status = exchange_failed(c, c->exchange_number, err);
+    } else if (c->exchange_state != EXCHANGE_IDLE) {
         tdm_fail(err, status, "another thread of this rank is already exchanging data");
     } else {
-        c->exchanging = true;
-        c->exchanged = false;
+        c->exchange_state = EXCHANGE_WAITING;
         c->blocks = NULL;
         c->block_bytes = NULL;
         tdm__frame frame = {.type = TDM__FRAME_EXCHANGE,
                             .number = c->exchange_number,
                             .bytes = mine,
                             .byte_count = bytes};
-        status = exchange_locked(c, &frame, out_all, out_bytes, err);
-        c->exchanging = false;
+        status = exchange_run(c, &frame, out_all, out_bytes, err);
+        if (c->exchange_state != EXCHANGE_LATE) c->exchange_state = EXCHANGE_IDLE;
     }
     pthread_mutex_unlock(&c->lock);
     return status;
 }
 
-/* With the lock held. */
-static void client_hurry(client *c)
-{
-    c->hurries = true;
-    pthread_cond_broadcast(&c->changed);
-}
-
-static void hurry(tdm__control *control)
-{
-    client *c = (client *)control;
-    pthread_mutex_lock(&c->lock);
-    client_hurry(c);
-    pthread_mutex_unlock(&c->lock);
-}
-
-static void broken(tdm__control *control, uint32_t group, tdm_status status, const char *text)
+static void control_broken(tdm__control *control, uint32_t group, tdm_status status,
+                           const char *text)
 {
     client *c = (client *)control;
     tdm__frame frame = {.type = TDM__FRAME_NEWS,
@@ -620,12 +677,13 @@ static void broken(tdm__control *control, uint32_t group, tdm_status status, con
                         .status = (uint32_t)status};
     snprintf(frame.text, sizeof(frame.text), "%s", text);
     pthread_mutex_lock(&c->lock);
-    if (group == TDM__ALL_GROUPS) client_hurry(c);
-    if (!c->cut && !c->said_bye && tdm__channel_put_frame(&c->channel, &frame)) client_wake(c);
+    bool can_send = c->state == CLIENT_OPEN || c->state == CLIENT_CLOSING;
+    if (can_send && tdm__channel_put_frame(&c->channel, &frame)) client_wake(c);
     pthread_mutex_unlock(&c->lock);
 }
 
-static void report(tdm__control *control, const int *ranks, int count, char *out, size_t bytes)
+static void control_report(tdm__control *control, const int *ranks, int count, char *out,
+                           size_t bytes)
 {
     client *c = (client *)control;
     tdm_str list = TDM_STR_INIT, names = TDM_STR_INIT;
@@ -641,9 +699,11 @@ static void report(tdm__control *control, const int *ranks, int count, char *out
                         .count = (uint32_t)(list.length / 4),
                         .bytes = (const uint8_t *)list.data,
                         .byte_count = list.length};
-    if (bytes > 0 && (!tdm_str_ok(&list) || !hub_ask(c, &frame, 0, out, bytes))) {
+    if (bytes > 0 && (!tdm_str_ok(&list) || !hub_ask(c, &frame, out, bytes))) {
         pthread_mutex_lock(&c->lock);
-        const char *why = c->heard_bye ? "has left" : c->cut ? "is gone" : "does not respond";
+        const char *why = c->hub_has_left    ? "has left"
+                          : client_is_cut(c) ? "is gone"
+                                             : "does not respond";
         pthread_mutex_unlock(&c->lock);
         snprintf(out, bytes, "%s: no details, because rank 0 %s", tdm_str_text(&names), why);
     }
@@ -651,11 +711,11 @@ static void report(tdm__control *control, const int *ranks, int count, char *out
     tdm_str_release(&names);
 }
 
-static bool has_failed(tdm__control *control, tdm_error *why)
+static bool control_has_failed(tdm__control *control, tdm_error *why)
 {
     client *c = (client *)control;
     pthread_mutex_lock(&c->lock);
-    bool is = c->has_failed;
+    bool is = client_has_failed(c);
     if (is) tdm_fail(why, TDM_ERR_PEER_FAILED, "%s", c->failure_text);
     pthread_mutex_unlock(&c->lock);
     return is;
@@ -684,7 +744,7 @@ static void client_release(client *c)
 static void client_end_threads(client *c)
 {
     pthread_mutex_lock(&c->lock);
-    c->closing = true;
+    c->state = client_is_cut(c) ? CLIENT_CLOSED : CLIENT_CLOSING;
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
     client_wake(c);
@@ -692,7 +752,7 @@ static void client_end_threads(client *c)
     if (c->has_reader) pthread_join(c->reader, NULL);
 }
 
-static void close_control(tdm__control *control)
+static void control_close(tdm__control *control)
 {
     if (!control) return;
     client *c = (client *)control;
@@ -703,14 +763,13 @@ static void close_control(tdm__control *control)
 }
 
 static const tdm__control_ops ops = {
-    .listen = listen_events,
-    .exchange = exchange,
-    .broken = broken,
-    .report = report,
-    .catch_up = catch_up,
-    .hurry = hurry,
-    .has_failed = has_failed,
-    .close = close_control,
+    .listen = control_listen,
+    .exchange = control_exchange,
+    .broken = control_broken,
+    .report = control_report,
+    .suspect = control_suspect,
+    .has_failed = control_has_failed,
+    .close = control_close,
 };
 
 /* ---- lifetime ------------------------------------------------------------------------------------------- */

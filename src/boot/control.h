@@ -24,7 +24,8 @@ typedef struct tdm__control tdm__control;
 typedef enum tdm__news_kind {
     TDM__NEWS_LOST = 1, /* `rank` is dead or cut off; `text`: how that was noticed */
     TDM__NEWS_LEFT,     /* `rank` has closed its comm */
-    TDM__NEWS_BROKEN    /* `rank` broke group `group` (TDM__ALL_GROUPS: all) with status and text */
+    TDM__NEWS_BROKEN,   /* `rank` broke group `group` (TDM__ALL_GROUPS: all) with status and text */
+    TDM__NEWS_CONFIRMED /* the answer to `suspect`: no other reason was reported */
 } tdm__news_kind;
 
 #define TDM__ALL_GROUPS UINT32_MAX
@@ -55,23 +56,19 @@ typedef struct tdm__control_ops {
      * allocation. The caller frees *out_all and *out_bytes. */
     tdm_status (*exchange)(tdm__control *control, const void *mine, size_t bytes,
                            uint8_t ***out_all, size_t **out_bytes, tdm_error *err);
-    /* Tells all other ranks that this rank broke a group. Does not wait; best effort. With TDM__ALL_GROUPS
-     * it also acts as `hurry`. */
+    /* Tells all other ranks that this rank broke a group. Does not wait; best effort. */
     void (*broken)(tdm__control *control, uint32_t group, tdm_status status, const char *text);
     /* Describes what these ranks did last and when they last sent anything, as "rank 2 (alpha, process
      * 123): ...; rank 5: ...", from their heartbeats. A few other ranks come first: those that are silent,
      * and those that the given ranks wait for. Waits 0.3 s for the answer of a hub that is silent, and at
      * most 3 s for one that sends heartbeats. If the connection is cut, all news that arrived before has
-     * been delivered when this returns, unless this rank hurries. */
+     * been delivered when this returns, unless the control is being closed. */
     void (*report)(tdm__control *control, const int *ranks, int count, char *out, size_t bytes);
-    /* Returns when all news is delivered that the hub had, or had received, when this was called; if the
-     * connection is cut, all news that it sent. Returns earlier at `until_s` of tdm_clock_s, or when this
-     * rank hurries. Called before a rank reports a peer as failed by its own observation. NULL in the
-     * simulator. */
-    void (*catch_up)(tdm__control *control, double until_s);
-    /* From any thread: catch_up no longer waits, including calls that are waiting now. Called by a rank that
-     * ends the world or leaves it, and reports no failures any more. NULL in the simulator. */
-    void (*hurry)(tdm__control *control);
+    /* Reports to the hub that the connection of the transport to `rank` has ended. Does not wait. The hub
+     * decides: if `rank` has died or left, or another rank has ended the world, the news of that comes first.
+     * Then, or if no such news arrived for a second, TDM__NEWS_CONFIRMED comes, once for each report; also if
+     * the hub has ended. NULL in the simulator. */
+    void (*suspect)(tdm__control *control, int rank);
     /* Whether this world has failed: a rank has died, or has revoked it. For waits while the world is
      * opened; cheap. NULL in the simulator. */
     bool (*has_failed)(tdm__control *control, tdm_error *why);

@@ -5,32 +5,45 @@
  * block it sends the whole to all members, as one blob. It forwards a broken group, a BYE and a death to all
  * other members. A member that sends an invalid message is treated as lost.
  *
+ * The hub is the one failure detector of its world. A rank is lost when its control connection is closed or
+ * silent. A rank that loses the connection of its transport to another rank only reports that (ASK with
+ * TDM__ASK_SUSPECT): a rank that leaves because of another rank's death closes its connections as well, and
+ * is not the cause. The hub answers when the suspected rank is lost or has left, at the latest after
+ * TDM__TIMING_BOOT_SUSPECT_S. All messages to a rank arrive in order, so the rank knows the cause, if the hub
+ * knows it, before the answer.
+ *
  * States of a rank (tdm__member_state):
  *
  *              JOIN accepted
  *     ABSENT ----------------> HERE --------------------------------------> LOST
- *        ^                      | |   after the start: connection closed,
- *        |                      | |   invalid message or too long a silence;
- *        |                      | |   or the hub gave up joining
- *        +----------------------+ |
- *         before the start:       | after the start: BYE;
- *         connection closed,      | or the hub ends
- *         or BYE                  v
- *                                LEFT
+ *                              ^ | |   after the start: connection closed,
+ *                JOIN accepted | | |   invalid message or too long a silence;
+ *                              | | |   or the hub gave up joining
+ *     ENDED_EARLY -------------+ | |
+ *        ^                       | | after the start: BYE;
+ *        +-----------------------+ | or the hub ends
+ *         before the start:        v
+ *         connection closed,      LEFT
+ *         or BYE
+ *
+ *     -> HERE                 tdm__hub_handle_joining
+ *     HERE -> ENDED_EARLY     member_ended_early
+ *     HERE -> LOST            tdm__hub_lost, hub_give_up_joining
+ *     HERE -> LEFT            member_left, hub_send_end
  *
  * LOST and LEFT are final: a hub serves one world.
  */
+#include "base/timing.h"
 #include "boot/control_hub.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define PATIENCE 4.0     /* a silence this many times the longest so far is too long */
-#define SILENT_BEATS 1.3 /* a rank is silent after this number of heartbeat intervals */
 enum {
-    MAX_SILENT = 4, /* silent ranks in a report */
-    MAX_CHAIN = 8   /* length of a chain of waiting ranks in a report */
+    MAX_SILENT = 4,                    /* silent ranks in a report */
+    MAX_CHAIN = 8,                     /* length of a chain of waiting ranks in a report */
+    MAX_SUSPICIONS = 4 * TDM_MAX_RANKS /* above it, the hub answers without a wait */
 };
 
 /* ---- news ----------------------------------------------------------------------------------------------- */
@@ -41,7 +54,7 @@ static void hub_tell_others(tdm__hub *hub, const tdm__frame *frame)
     for (int i = 0; i < hub->facts.size; i++) {
         tdm__member *member = &hub->members[i];
         if (i != (int)frame->rank && member->state == TDM__MEMBER_HERE)
-            tdm__hub_send_blob(hub, member->caller, blob);
+            tdm__hub_send_blob(hub, member->peer, blob);
     }
     tdm__blob_release(blob);
 }
@@ -52,13 +65,11 @@ static void member_ended_early(tdm__hub *hub, int rank, const char *how)
 {
     tdm__member *member = &hub->members[rank];
     hub->here_count--;
-    if (hub->facts.cancellation.is_over && !hub->doomed) {
-        hub->doomed = true;
-        snprintf(hub->refused, sizeof(hub->refused),
+    if (hub->facts.cancellation.is_over && !hub->fatal[0])
+        snprintf(hub->fatal, sizeof(hub->fatal),
                  "rank %d (%s, process %llu) ended before all ranks had joined: %.120s", rank,
                  member->host_name, (unsigned long long)member->pid, how);
-    }
-    *member = (tdm__member){.came_and_went = true, .waits_for = -1};
+    *member = (tdm__member){.state = TDM__MEMBER_ENDED_EARLY, .waits_for = -1};
 }
 
 /* Time since the member last sent anything. */
@@ -78,8 +89,8 @@ static void member_tell_lost(tdm__member *member, int rank)
                        .status = TDM_ERR_PEER_FAILED,
                        .id = TDM_SIGN_SILENCE};
     snprintf(news.text, sizeof(news.text), "%s", member->end);
-    if (tdm__channel_put_frame(&member->caller->channel, &news))
-        (void)tdm__channel_flush(&member->caller->channel);
+    if (tdm__channel_put_frame(&member->peer->channel, &news))
+        (void)tdm__channel_flush(&member->peer->channel);
 }
 
 void tdm__hub_lost(tdm__hub *hub, int rank, tdm_peer_sign sign, const char *fmt, ...)
@@ -91,9 +102,9 @@ void tdm__hub_lost(tdm__hub *hub, int rank, tdm_peer_sign sign, const char *fmt,
     vsnprintf(member->end, sizeof(member->end), fmt, args);
     va_end(args);
     if (sign == TDM_SIGN_SILENCE) member_tell_lost(member, rank);
-    tdm__hub_drop(hub, member->caller);
-    member->caller = NULL;
-    if (!hub->started) {
+    tdm__hub_peer_drop(hub, member->peer);
+    member->peer = NULL;
+    if (hub->state == TDM__HUB_JOINING) {
         tdm_log(TDM_LOG_WARN, "comm", "rank %d (%s, process %llu) disconnected while joining: %s",
                 rank, member->host_name, (unsigned long long)member->pid, member->end);
         member_ended_early(hub, rank, member->end);
@@ -111,14 +122,14 @@ void tdm__hub_lost(tdm__hub *hub, int rank, tdm_peer_sign sign, const char *fmt,
     hub_tell_others(hub, &news);
 }
 
-static void member_left(tdm__hub *hub, tdm__hub_peer *caller)
+static void member_left(tdm__hub *hub, tdm__hub_peer *peer)
 {
-    int rank = caller->rank;
+    int rank = peer->rank;
     tdm__member *member = &hub->members[rank];
     member->state = TDM__MEMBER_LEFT;
-    member->caller = NULL;
-    tdm__hub_let_go(hub, caller);
-    if (!hub->started) {
+    member->peer = NULL;
+    tdm__hub_peer_leave(hub, peer);
+    if (hub->state == TDM__HUB_JOINING) {
         member_ended_early(hub, rank, "it has left");
         return;
     }
@@ -131,7 +142,8 @@ static void member_left(tdm__hub *hub, tdm__hub_peer *caller)
 
 bool tdm__hub_is_silent(const tdm__hub *hub, int rank, double now_s)
 {
-    return now_s - hub->members[rank].heard_s >= SILENT_BEATS * tdm__beat_s(hub->facts.size);
+    return now_s - hub->members[rank].heard_s >=
+           TDM__TIMING_BOOT_QUIET_BEATS * tdm__beat_s(hub->facts.size);
 }
 
 /* Whether a silent rank on this host makes progress, according to the kernel. */
@@ -142,19 +154,60 @@ static bool member_is_slow(const tdm__hub *hub, tdm__member *member, double now_
                                     hub->facts.silence_s);
 }
 
-void tdm__hub_listen_for_silence(tdm__hub *hub, double now_s)
+void tdm__hub_check_silence(tdm__hub *hub, double now_s)
 {
-    double min_s = hub->facts.silence_s, beats_s = 20 * tdm__beat_s(hub->facts.size);
-    if (min_s < beats_s && hub->facts.size > 1024) min_s = beats_s;
     for (int i = 1; i < hub->facts.size; i++) { /* rank 0 is this process */
         tdm__member *member = &hub->members[i];
         if (member->state != TDM__MEMBER_HERE) continue;
-        double max_s = PATIENCE * member->longest_s;
-        if (max_s > 10 * min_s) max_s = 10 * min_s;
-        if (max_s < min_s) max_s = min_s;
+        double max_s = tdm__silence_max_s(hub->facts.silence_s, member->longest_s, hub->facts.size);
         if (now_s - member->heard_s > max_s && !member_is_slow(hub, member, now_s))
             tdm__hub_lost(hub, i, TDM_SIGN_SILENCE, "no heartbeat for %.1f s",
                           now_s - member->heard_s);
+    }
+}
+
+/* ---- suspicions ----------------------------------------------------------------------------------------- */
+
+static void suspicion_answer(tdm__hub *hub, int asker, int rank)
+{
+    tdm__frame news = {.type = TDM__FRAME_NEWS,
+                       .kind = TDM__NEWS_CONFIRMED,
+                       .rank = (uint32_t)rank,
+                       .status = TDM_ERR_PEER_FAILED};
+    if (hub->members[asker].state == TDM__MEMBER_HERE)
+        tdm__hub_send(hub, hub->members[asker].peer, &news);
+}
+
+/* A rank has lost its connection to `ask->number`. */
+static void suspicion_add(tdm__hub *hub, int asker, const tdm__frame *ask)
+{
+    int count = 0;
+    for (const tdm__suspicion *at = hub->suspicions; at; at = at->next) count++;
+    tdm__suspicion *new = count < MAX_SUSPICIONS ? malloc(sizeof(*new)) : NULL;
+    if (!new) {
+        suspicion_answer(hub, asker, (int)ask->number);
+        return;
+    }
+    *new = (tdm__suspicion){.asker = asker,
+                            .rank = (int)ask->number,
+                            .until_s = tdm_clock_s() + TDM__TIMING_BOOT_SUSPECT_S,
+                            .next = hub->suspicions};
+    hub->suspicions = new;
+}
+
+void tdm__hub_answer_suspicions(tdm__hub *hub, double now_s)
+{
+    for (tdm__suspicion **link = &hub->suspicions; *link;) {
+        tdm__suspicion *at = *link;
+        bool is_here = hub->members[at->rank].state == TDM__MEMBER_HERE;
+        bool is_waiting = hub->members[at->asker].state == TDM__MEMBER_HERE;
+        if (is_waiting && is_here && now_s < at->until_s) {
+            link = &at->next;
+            continue;
+        }
+        *link = at->next;
+        suspicion_answer(hub, at->asker, at->rank);
+        free(at);
     }
 }
 
@@ -188,20 +241,21 @@ static void exchange_finish(tdm__hub *hub)
     tdm_str_release(&text);
     for (int i = 0; i < size; i++)
         if (hub->members[i].state == TDM__MEMBER_HERE)
-            tdm__hub_send_blob(hub, hub->members[i].caller, blob);
+            tdm__hub_send_blob(hub, hub->members[i].peer, blob);
     tdm__blob_release(blob);
 }
 
-static void exchange_add_block(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame)
+static void exchange_add_block(tdm__hub *hub, tdm__hub_peer *peer, const tdm__frame *frame)
 {
-    tdm__member *member = &hub->members[caller->rank];
-    if (frame->number != hub->exchange_number || member->has_block || !hub->started) {
-        tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED, "it sent rank 0 an unexpected exchange");
+    tdm__member *member = &hub->members[peer->rank];
+    if (frame->number != hub->exchange_number || member->has_block ||
+        hub->state != TDM__HUB_STARTED) {
+        tdm__hub_lost(hub, peer->rank, TDM_SIGN_CLOSED, "it sent rank 0 an unexpected exchange");
         return;
     }
     member->block = malloc(frame->byte_count > 0 ? frame->byte_count : 1);
     if (!member->block) {
-        tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED,
+        tdm__hub_lost(hub, peer->rank, TDM_SIGN_CLOSED,
                       "rank 0 has no memory for its part of an exchange");
         return;
     }
@@ -285,7 +339,7 @@ static void report_chain(const tdm__hub *hub, const tdm__frame *ask, double now_
     }
 }
 
-static void report(tdm__hub *hub, int asker, const tdm__frame *ask, tdm_str *out)
+static void report_write(tdm__hub *hub, int asker, const tdm__frame *ask, tdm_str *out)
 {
     double now_s = tdm_clock_s();
     if (ask->count > 0) {
@@ -316,39 +370,45 @@ static void report_missing_blocks(const tdm__hub *hub, const tdm__frame *ask, td
     }
 }
 
-static void hub_answer(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *ask)
+static void hub_answer(tdm__hub *hub, tdm__hub_peer *peer, const tdm__frame *ask)
 {
-    if (ask->byte_count != 4 * (uint64_t)ask->count) {
-        tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED, "it sent rank 0 an invalid question");
+    bool is_valid = ask->byte_count == 4 * (uint64_t)ask->count &&
+                    (ask->kind != TDM__ASK_SUSPECT || ask->number < (uint32_t)hub->facts.size);
+    if (!is_valid) {
+        tdm__hub_lost(hub, peer->rank, TDM_SIGN_CLOSED, "it sent rank 0 an invalid question");
+        return;
+    }
+    if (ask->kind == TDM__ASK_SUSPECT) {
+        suspicion_add(hub, peer->rank, ask);
         return;
     }
     tdm_str text = TDM_STR_INIT;
     if (ask->kind == TDM__ASK_LACKING) {
         report_missing_blocks(hub, ask, &text);
     } else {
-        report(hub, caller->rank, ask, &text);
+        report_write(hub, peer->rank, ask, &text);
     }
     tdm__frame frame = {.type = TDM__FRAME_ANSWER, .id = ask->id};
     snprintf(frame.text, sizeof(frame.text), "%s", tdm_str_text(&text));
     tdm_str_release(&text);
-    tdm__hub_send(hub, caller, &frame);
+    tdm__hub_send(hub, peer, &frame);
 }
 
-void tdm__hub_member(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame)
+void tdm__hub_handle_member(tdm__hub *hub, tdm__hub_peer *peer, const tdm__frame *frame)
 {
-    tdm__member *member = &hub->members[caller->rank];
+    tdm__member *member = &hub->members[peer->rank];
     tdm__frame news;
     switch (frame->type) {
     case TDM__FRAME_BEAT: memcpy(member->text, frame->text, sizeof(member->text)); break;
-    case TDM__FRAME_EXCHANGE: exchange_add_block(hub, caller, frame); break;
-    case TDM__FRAME_ASK: hub_answer(hub, caller, frame); break;
-    case TDM__FRAME_BYE: member_left(hub, caller); break;
+    case TDM__FRAME_EXCHANGE: exchange_add_block(hub, peer, frame); break;
+    case TDM__FRAME_ASK: hub_answer(hub, peer, frame); break;
+    case TDM__FRAME_BYE: member_left(hub, peer); break;
     case TDM__FRAME_NEWS:
         news = *frame;
         news.kind = TDM__NEWS_BROKEN;
-        news.rank = (uint32_t)caller->rank;
-        if (hub->started) hub_tell_others(hub, &news);
+        news.rank = (uint32_t)peer->rank;
+        if (hub->state == TDM__HUB_STARTED) hub_tell_others(hub, &news);
         break;
-    default: tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED, "it sent rank 0 an invalid message");
+    default: tdm__hub_lost(hub, peer->rank, TDM_SIGN_CLOSED, "it sent rank 0 an invalid message");
     }
 }

@@ -15,7 +15,7 @@
 #define TDM__WIRE_MAGIC 0x436d6454u /* "TdmC" */
 
 enum {
-    TDM__WIRE_PROTOCOL = 3,
+    TDM__WIRE_PROTOCOL = 4,
     TDM__WIRE_HEAD = 12,
     TDM__WIRE_NONCE = 32,
     TDM__WIRE_TEXT = 1000,
@@ -40,14 +40,15 @@ typedef enum tdm__frame_type {
     TDM__FRAME_GATHERED,  /* hub: all blocks: `count` sizes (u64), then the blocks */
     TDM__FRAME_NEWS,      /* hub: about `rank`; of a loss a tdm_peer_sign in `id`, ms of silence in
                              `number`, and `what` it did last; rank: it broke `group` */
-    TDM__FRAME_ASK,       /* rank: about `count` ranks (u32 each), or missing blocks of `number` */
-    TDM__FRAME_ANSWER,    /* hub: answer to the question `id` */
-    TDM__FRAME_BYE,       /* rank: it leaves; hub: it ends */
+    TDM__FRAME_ASK,    /* rank: about `count` ranks (u32 each), or missing blocks of `number`; or it
+                             has lost its connection to rank `number` */
+    TDM__FRAME_ANSWER, /* hub: answer to the question `id`; to SUSPECT it answers with NEWS */
+    TDM__FRAME_BYE,    /* rank: it leaves; hub: it ends */
     TDM__FRAME_TYPES
 } tdm__frame_type;
 
 /* Kinds of questions in ASK. */
-enum { TDM__ASK_REPORT = 0, TDM__ASK_LACKING = 1 };
+enum { TDM__ASK_REPORT = 0, TDM__ASK_LACKING = 1, TDM__ASK_SUSPECT = 2 };
 
 /* The fields of all types; each type uses some of them. */
 typedef struct tdm__frame {

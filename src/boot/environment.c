@@ -5,6 +5,7 @@
  * its world, is an error that names the variable and its value. No state is kept between calls. Returned
  * texts belong to the environment.
  */
+#include "base/timing.h"
 #include "boot/boot.h"
 #include "trace/recorder.h"
 
@@ -238,16 +239,27 @@ tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options 
 
 double tdm__silence_s(void)
 {
-    double seconds = 5;
-    return env_read_seconds("TANDEM_SILENCE", &seconds, NULL) == TDM_OK ? seconds : 5;
+    double seconds = TDM__TIMING_BOOT_SILENCE_S;
+    (void)env_read_seconds("TANDEM_SILENCE", &seconds,
+                           NULL); /* tdm__options_resolve reports an error */
+    return seconds;
+}
+
+double tdm__silence_max_s(double min_s, double longest_s, int size)
+{
+    double beats_s = TDM__TIMING_BOOT_SILENCE_BEATS * tdm__beat_s(size);
+    if (size > 1024 && min_s < beats_s) min_s = beats_s;
+    double max_s = TDM__TIMING_BOOT_SILENCE_FACTOR * longest_s;
+    if (max_s > TDM__TIMING_BOOT_MAX_SILENCE_FACTOR * min_s)
+        max_s = TDM__TIMING_BOOT_MAX_SILENCE_FACTOR * min_s;
+    return max_s < min_s ? min_s : max_s;
 }
 
 bool tdm__silence_is_slowness(tdm_process_watch *watch, uint64_t pid, double silent_s, double min_s)
 {
-    enum { IDLE_TIMES = 6, MAX_TIMES = 24 };
-    if (silent_s > MAX_TIMES * min_s) return false;
+    if (silent_s > TDM__TIMING_BOOT_SLOW_FACTOR * min_s) return false;
     if (watch->process != (int64_t)pid) tdm_process_watch_init((int64_t)pid, watch);
-    return tdm_process_lives(watch, IDLE_TIMES * min_s);
+    return tdm_process_lives(watch, TDM__TIMING_BOOT_IDLE_FACTOR * min_s);
 }
 
 /* ---- rendezvous of a launcher -------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
  * window, all others as a request.
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "comm/algorithm.h"
 #include "comm/choices.h"
 #include "comm/comm.h"
@@ -333,7 +334,7 @@ static tdm_status request_begin(tdm_request *request, tdm_error *err)
     }
     request->head = call_head(group, call, request->algorithm->id, sequence);
     if (!kind_is_pair(call->kind)) group->history[sequence % TDM__HISTORY] = request->head;
-    if (group_has_left(group)) request->left_s = request->begin_s + TDM__LEFT_GRACE_S;
+    if (group_has_left(group)) request->left_s = request->begin_s + TDM__TIMING_COMM_LEFT_S;
     tdm__request_start(request);
     return TDM_OK;
 }

@@ -292,7 +292,7 @@ tdm_peer_state tdm_comm_peer_state(tdm_comm *comm, int rank)
     tdm__comm_lock(comm);
     int state = comm->peer_states[rank];
     tdm__comm_unlock(comm);
-    return state == TDM__PEER_LOSING ? TDM_PEER_LOST : (tdm_peer_state)state;
+    return state == TDM__PEER_SUSPECTED ? TDM_PEER_LOST : (tdm_peer_state)state;
 }
 
 bool tdm_comm_peer_loss(tdm_comm *comm, int rank, tdm_peer_loss *out)
@@ -300,7 +300,7 @@ bool tdm_comm_peer_loss(tdm_comm *comm, int rank, tdm_peer_loss *out)
     if (rank < 0 || rank >= comm->size) return false;
     tdm__comm_lock(comm);
     bool lost = comm->peer_states[rank] == TDM_PEER_LOST ||
-                comm->peer_states[rank] == TDM__PEER_LOSING;
+                comm->peer_states[rank] == TDM__PEER_SUSPECTED;
     if (lost) *out = comm->losses[rank];
     tdm__comm_unlock(comm);
     return lost;

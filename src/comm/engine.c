@@ -10,6 +10,7 @@
  * messages.
  */
 #include "comm/engine.h"
+#include "base/timing.h"
 #include "comm/fail.h"
 #include "comm/request.h"
 #include "comm/transfer.h"
@@ -18,8 +19,6 @@
 #include <errno.h>
 #include <signal.h>
 #include <time.h>
-
-#define NAP_S 0.05 /* maximum sleep of threads that wait for another thread's round */
 
 double tdm__comm_now(tdm_comm *comm)
 {
@@ -31,8 +30,8 @@ bool tdm__engine_progress(tdm_comm *comm)
 {
     bool changed = false;
     if (comm->transport->ops->progress(comm->transport) > 0) changed = true;
-    if (comm->has_losses && comm->losses_ripe) {
-        tdm__engine_losses(comm);
+    if (comm->has_suspects) {
+        tdm__engine_confirm_losses(comm);
         changed = true;
     }
     for (tdm_request *r = comm->pending, *next; r; r = next) {
@@ -59,7 +58,7 @@ static void engine_nap(tdm_comm *comm)
     if (engine_send_tells(comm)) return;
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += (long)(NAP_S * 1e9);
+    until.tv_nsec += (long)(TDM__TIMING_COMM_NAP_S * 1e9);
     if (until.tv_nsec >= 1000000000L) {
         until.tv_sec++;
         until.tv_nsec -= 1000000000L;
@@ -183,7 +182,6 @@ void tdm__engine_stop(tdm_comm *comm)
     bool has_thread = comm->has_thread;
     comm->has_thread = false;
     tdm__comm_unlock(comm);
-    if (comm->control->ops->hurry) comm->control->ops->hurry(comm->control);
     if (has_thread) pthread_join(comm->thread, NULL);
 }
 

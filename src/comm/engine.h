@@ -37,7 +37,10 @@
 
 #include <pthread.h>
 
-enum { TDM__PEER_LOSING = 3 }; /* state of a peer: the transport has just lost it */
+enum {
+    TDM__PEER_SUSPECTED =
+        3 /* state of a peer: the transport has lost it, the hub has not confirmed it */
+};
 
 struct tdm_comm {
     tdm_comm_options options; /* resolved; the strings are owned */
@@ -81,13 +84,10 @@ struct tdm_comm {
     tdm_request *free_requests;
     struct tdm__block *kept_blocks; /* cached scratch buffers (scratch.c) */
     size_t kept_bytes;
-    bool has_losses;  /* there are peers in state TDM__PEER_LOSING to handle */
-    double losses_s;  /* handle them then: the control connection may report the reason before */
-    bool losses_ripe; /* the control connection was queried, and all its news were processed */
-    bool catching_up; /* a thread queries it */
-    char loss_text[128];
-    bool dispatch; /* a queued send may be possible now */
-    int waiters;   /* number of threads that sleep on `changed` */
+    bool has_suspects;   /* without a hub (in the simulator): there are suspected peers */
+    char loss_text[128]; /* how the transport lost the last suspected peer */
+    bool dispatch;       /* a queued send may be possible now */
+    int waiters;         /* number of threads that sleep on `changed` */
     bool no_threads;
     bool shares_memory;      /* some host of the world has windows; equal on all ranks */
     uint32_t garbage_count;  /* number of messages dropped for invalid headers */

@@ -13,6 +13,7 @@
  */
 #include "comm/fail.h"
 #include "base/base.h"
+#include "base/timing.h"
 #include "comm/engine.h"
 #include "comm/group.h"
 #include "comm/request.h"
@@ -22,11 +23,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GRACE_S 0.2         /* how long transfers of a failed call may take to end by themselves */
-#define FIRST_NOTICE_S 0.25 /* after this wait, the ranks that are waited for get a notice */
-#define CATCH_UP_S 10.      /* how long to wait for a busy hub to report what it knows */
-#define CATCH_UP_EPOCH_S 3. /* shorter where the members continue without a lost rank */
-#define MIN_CATCH_UP_S 1.   /* minimum of this wait even if the deadline of a call is near */
 enum {
     MAX_NAMED = 8,  /* ranks listed in an error */
     MAX_EARLY = 64, /* broken groups that do not exist here and are remembered */
@@ -211,23 +207,37 @@ void tdm__peer_lost(tdm_comm *comm, int peer, bool tell, tdm_peer_loss loss, con
     comm->transport->ops->wake(comm->transport);
 }
 
-void tdm__engine_losses(tdm_comm *comm)
+void tdm__peer_suspect(tdm_comm *comm, int peer, const char *how)
 {
-    comm->has_losses = false;
-    for (int i = 0; i < comm->size; i++)
-        if (comm->peer_states[i] == TDM__PEER_LOSING) {
-            comm->peer_states[i] = TDM_PEER_WELL;
-            tdm_peer_loss loss = {.sign = TDM_SIGN_TRANSPORT};
-            tdm__peer_lost(comm, i, !comm->closing, loss,
-                           comm->loss_text); /* as in request_drop_peers */
-        }
+    if (comm->peer_states[peer] != TDM_PEER_WELL) return;
+    comm->peer_states[peer] = TDM__PEER_SUSPECTED;
+    comm->losses[peer].sign = TDM_SIGN_TRANSPORT;
+    snprintf(comm->loss_text, sizeof(comm->loss_text), "%s", how);
+    if (comm->control->ops->suspect)
+        comm->control->ops->suspect(comm->control, peer);
+    else
+        comm->has_suspects = true; /* this function is called by the transport: see progress */
+}
+
+/* The hub knows no other reason for the lost connection to the peer. */
+static void peer_confirm_loss(tdm_comm *comm, int peer)
+{
+    tdm_peer_loss loss = {.sign = TDM_SIGN_TRANSPORT};
+    if (comm->peer_states[peer] == TDM__PEER_SUSPECTED) /* as in request_drop_peers */
+        tdm__peer_lost(comm, peer, !comm->closing, loss, comm->loss_text);
+}
+
+void tdm__engine_confirm_losses(tdm_comm *comm)
+{
+    comm->has_suspects = false;
+    for (int i = 0; i < comm->size; i++) peer_confirm_loss(comm, i);
 }
 
 static void peer_left(tdm_comm *comm, int peer)
 {
     if (comm->peer_states[peer] != TDM_PEER_LOST) comm->peer_states[peer] = TDM_PEER_LEFT;
     comm->left_count++;
-    double last = tdm__comm_now(comm) + TDM__LEFT_GRACE_S;
+    double last = tdm__comm_now(comm) + TDM__TIMING_COMM_LEFT_S;
     for (tdm_request *r = comm->pending; r; r = r->next)
         if (is_member(r->group, peer) && r->left_s == 0) r->left_s = last;
 }
@@ -291,6 +301,8 @@ void tdm__engine_news(void *user, const tdm__news *news)
         tdm__peer_lost(comm, news->rank, false, news->loss ? *news->loss : loss, news->text);
     } else if (news->kind == TDM__NEWS_LEFT) {
         peer_left(comm, news->rank);
+    } else if (news->kind == TDM__NEWS_CONFIRMED) {
+        peer_confirm_loss(comm, news->rank);
     } else {
         group_broken(comm, news);
     }
@@ -334,44 +346,15 @@ static bool is_still_late(const tdm_comm *comm, const tdm_request *request, cons
     return false;
 }
 
-/* A rank that leaves because of another rank's death also breaks connections, but is not the cause.
- * So the hub's reports are processed first, even on a busy machine. No call waits much longer than
- * it would otherwise, and none if this world is revoked or closed. Releases the lock meanwhile. */
-static void control_catch_up(tdm_comm *comm, double now)
-{
-    if (!comm->control->ops->catch_up || comm->closing) return;
-    double until_s = now + (comm->epoch > 0 ? CATCH_UP_EPOCH_S : CATCH_UP_S);
-    for (const tdm_request *r = comm->pending; r; r = r->next)
-        if (tdm__request_is_open(r) && r->deadline_s < until_s) until_s = r->deadline_s;
-    if (until_s < now + MIN_CATCH_UP_S) until_s = now + MIN_CATCH_UP_S;
-    tdm__comm_unlock(comm);
-    comm->control->ops->catch_up(comm->control, until_s);
-    tdm__comm_lock(comm);
-}
-
-/* A transfer has failed, and no reason was reported in time. */
-static void request_on_suspect(tdm_request *request, double now)
-{
-    tdm_group *group = request->group;
-    tdm_comm *comm = group->comm;
-    tdm__head head = request->head;
-    request->state = TDM__REQUEST_LATE;
-    control_catch_up(comm, now);
-    /* A rank that closes its comm may have missed reports: it ends its calls without reporting a
-     * failure. */
-    if (comm->closing || !is_still_late(comm, request, &head)) return;
-    tdm_error error = request->error;
-    tdm__group_break(group, true, error.status, "%s", error.message);
-}
-
 /* A deadline has passed. Releases the lock while it queries the last activity of the other
  * ranks. */
 static void request_on_deadline(tdm_request *request, double now)
 {
     tdm_group *group = request->group;
     tdm_comm *comm = group->comm;
-    if (request->error.status != TDM_OK) {
-        request_on_suspect(request, now);
+    if (request->error.status != TDM_OK) { /* a transfer has failed, and the hub has not answered */
+        tdm__group_break(group, !comm->closing, request->error.status, "%s",
+                         request->error.message);
         return;
     }
 
@@ -412,7 +395,7 @@ static void request_send_notices(tdm_request *request, double now)
     for (int i = 0; i < count; i++)
         if (request->group->comm->peer_states[missing[i]] == TDM_PEER_WELL)
             tdm__transfer_notice(request, missing[i]);
-    request->notice_s = now + 4 * FIRST_NOTICE_S;
+    request->notice_s = now + 4 * TDM__TIMING_COMM_NOTICE_S;
 }
 
 /* A member has left, and the time for its last messages is over. This is not an error while the
@@ -424,7 +407,7 @@ static bool request_misses_left(tdm_request *request, double now)
     int count = tdm__request_missing(request, missing, MAX_NAMED * 4);
     for (int i = 0; i < count; i++)
         if (request->group->comm->peer_states[missing[i]] == TDM_PEER_LEFT) return true;
-    request->left_s = now + TDM__LEFT_GRACE_S;
+    request->left_s = now + TDM__TIMING_COMM_LEFT_S;
     return false;
 }
 
@@ -435,37 +418,10 @@ static void comm_cancel_joining(tdm_comm *comm)
     comm->joining.is_over = NULL;
     if (!comm->control->ops->has_failed || !comm->control->ops->has_failed(comm->control, &why))
         tdm_fail(&why, TDM_ERR_PEER_FAILED,
-                 "rank %d no longer waits for the others: its epoch, %u, is over", comm->rank,
+                 "rank %d stops waiting for the other ranks: epoch %u has ended", comm->rank,
                  comm->epoch);
     for (tdm_group *g = comm->groups; g; g = g->next)
         tdm__group_break(g, false, why.status, "%s", why.message);
-}
-
-/* The transport has lost peers. True: their time is over, the control connection was queried, and
- * the next round handles them; the lock may have been released. Else *next is when to check
- * again. */
-static bool losses_are_due(tdm_comm *comm, double now, double *next)
-{
-    if (!comm->has_losses || comm->catching_up) return false;
-    if (now < comm->losses_s) {
-        if (comm->losses_s < *next) *next = comm->losses_s;
-        return false;
-    }
-    if (!comm->losses_ripe) {
-        comm->catching_up = true;
-        control_catch_up(comm, now);
-        comm->catching_up = false;
-        comm->losses_ripe = true;
-    }
-    return true;
-}
-
-/* When the time of a call is over. */
-static double due_s(const tdm_request *request)
-{
-    bool sooner = request->state == TDM__REQUEST_SUSPECT &&
-                  request->suspect_s < request->deadline_s;
-    return sooner ? request->suspect_s : request->deadline_s;
 }
 
 double tdm__engine_timers(tdm_comm *comm)
@@ -473,22 +429,23 @@ double tdm__engine_timers(tdm_comm *comm)
     if (tdm__cancellation_is_due(&comm->joining)) comm_cancel_joining(comm);
     double now = tdm__comm_now(comm);
     double next = now + tdm__cancellation_slice(&comm->joining, 3600);
-    if (losses_are_due(comm, now, &next)) return now;
     for (tdm_request *r = comm->pending; r; r = r->next) {
         if (r->state == TDM__REQUEST_ENDING) {
-            if (r->outstanding > 0 && now >= r->ending_s + GRACE_S) request_drop_peers(r);
-            if (r->outstanding > 0 && r->ending_s + GRACE_S < next) next = r->ending_s + GRACE_S;
-            if (r->outstanding > 0 && next <= now) next = now + GRACE_S;
+            if (r->outstanding > 0 && now >= r->ending_s + TDM__TIMING_COMM_CLEANUP_S)
+                request_drop_peers(r);
+            if (r->outstanding > 0 && r->ending_s + TDM__TIMING_COMM_CLEANUP_S < next)
+                next = r->ending_s + TDM__TIMING_COMM_CLEANUP_S;
+            if (r->outstanding > 0 && next <= now) next = now + TDM__TIMING_COMM_CLEANUP_S;
             continue;
         }
         if (r->state == TDM__REQUEST_LATE) continue;
-        if (now >= due_s(r) || request_misses_left(r, now)) {
+        if (now >= r->deadline_s || request_misses_left(r, now)) {
             request_on_deadline(r, now);
             return now; /* the list may have changed */
         }
-        if (r->notice_s == 0) r->notice_s = r->begin_s + FIRST_NOTICE_S;
+        if (r->notice_s == 0) r->notice_s = r->begin_s + TDM__TIMING_COMM_NOTICE_S;
         if (now >= r->notice_s) request_send_notices(r, now);
-        if (due_s(r) < next) next = due_s(r);
+        if (r->deadline_s < next) next = r->deadline_s;
         if (r->left_s > 0 && r->left_s < next) next = r->left_s;
         if (r->notice_s < next) next = r->notice_s;
     }

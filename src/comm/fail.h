@@ -9,8 +9,6 @@
 #include "boot/control.h"
 #include "transport/transport.h"
 
-#define TDM__LEFT_GRACE_S 2.0 /* how long messages of a rank that has left may still arrive */
-
 /* Breaks a group here and, with `tell`, on all its members. The first error is kept. */
 void tdm__group_break(tdm_group *group, bool tell, tdm_status status, const char *fmt, ...)
     TDM_PRINTF(4, 5);
@@ -26,8 +24,11 @@ const char *tdm__call_name(const tdm_group *group, const tdm__head *head, char *
 
 /* Handles the death of a peer: drops its transfers and breaks its groups. */
 void tdm__peer_lost(tdm_comm *comm, int peer, bool tell, tdm_peer_loss loss, const char *how);
-/* Handles the losses reported by the transport. */
-void tdm__engine_losses(tdm_comm *comm);
+/* The transport has lost the connection to a peer, or a transfer with it has failed. The hub decides
+ * whether the peer is lost, or whether another rank is the cause. */
+void tdm__peer_suspect(tdm_comm *comm, int peer, const char *how);
+/* Handles the suspected peers where there is no hub. */
+void tdm__engine_confirm_losses(tdm_comm *comm);
 /* Handles a notification of the control connection. Without the lock. */
 void tdm__engine_news(void *comm, const tdm__news *news);
 

@@ -26,9 +26,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How long to wait for a report why a transfer failed before the control connection is queried. */
-#define SUSPECT_S 1.0
-
 enum { SMALL_BYTES = 256 << 10 };
 
 /* ---- creation and release --------------------------------------------------------------------- */
@@ -169,13 +166,12 @@ static void request_finish(tdm_request *request)
     if (comm->polled_for == request) comm->transport->ops->wake(comm->transport);
 }
 
-void tdm__request_suspect(tdm_request *request, const tdm_error *error)
+void tdm__request_suspect(tdm_request *request, int peer, const tdm_error *error)
 {
     if (!tdm__request_is_open(request) || request->error.status != TDM_OK) return;
     request->error = *error;
-    if (request->state == TDM__REQUEST_LATE) return; /* the cause is being asked for already */
-    request->state = TDM__REQUEST_SUSPECT;
-    request->suspect_s = tdm__comm_now(request->group->comm) + SUSPECT_S;
+    request->failed_peer = peer;
+    if (request->state == TDM__REQUEST_RUNNING) request->state = TDM__REQUEST_SUSPECT;
 }
 
 void tdm__request_end(tdm_request *request, const tdm_error *error)
@@ -282,8 +278,22 @@ static void request_run_segments(tdm_request *request, bool *changed)
     }
 }
 
+/* A transfer has failed. The cause may be another rank's death, so the call stops and waits until the hub
+ * has decided about the peer. Then the loss of the peer, or of another rank, ends the call. */
+static void request_on_failed_transfer(tdm_request *request)
+{
+    tdm_comm *comm = request->group->comm;
+    int peer = request->failed_peer;
+    if (comm->peer_states[peer] == TDM_PEER_LEFT)
+        tdm__group_break(request->group, !comm->closing, TDM_ERR_PEER_LEFT,
+                         "a transfer with rank %d failed: it has left the world", peer);
+    else
+        tdm__peer_suspect(comm, peer, "a transfer failed");
+}
+
 void tdm__request_run(tdm_request *request, bool *changed)
 {
+    if (request->state == TDM__REQUEST_SUSPECT) request_on_failed_transfer(request);
     request_run_segments(request, changed);
     bool over = request->state == TDM__REQUEST_ENDING
                     ? request->outstanding == 0

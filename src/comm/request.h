@@ -20,9 +20,8 @@
  *       a transfer   |   | its deadline has passed, or it        |  |
  *       has failed   v   | waits for a rank that has left        |  |
  *                SUSPECT |                                       |  |
- *     no report of   |   |                                       |  |
- *     the cause came v   v    all segments have ended            |  |
- *                    LATE ---------------------------------------+  |
+ *                        v    all segments have ended            |  |
+ *                      LATE -------------------------------------+  |
  *                                                                   |
  *                       its group breaks,             the transport |
  *                       or its comm is closed         has no buffer |
@@ -32,7 +31,6 @@
  *   NEW -> RUNNING               tdm__request_start
  *   RUNNING -> SUSPECT           tdm__request_suspect, called by transfer.c
  *   RUNNING -> LATE              request_on_deadline (fail.c)
- *   SUSPECT -> LATE              request_on_suspect (fail.c)
  *   RUNNING, ... -> ENDING       tdm__request_end, called by tdm__group_break and tdm_comm_close
  *   RUNNING, LATE, ENDING
  *                 -> DONE        tdm__request_run
@@ -43,10 +41,10 @@
 typedef enum tdm__request_state {
     TDM__REQUEST_NEW = 0, /* not in the comm's pending list yet */
     TDM__REQUEST_RUNNING,
-    TDM__REQUEST_SUSPECT, /* waits until suspect_s for a report of the cause */
-    TDM__REQUEST_LATE,    /* the control connection is asked for the reason */
-    TDM__REQUEST_ENDING,  /* waits for the transport to return its buffers */
-    TDM__REQUEST_DONE     /* in the comm's list of ended requests */
+    TDM__REQUEST_SUSPECT, /* a transfer with failed_peer has failed: waits for the decision of the hub */
+    TDM__REQUEST_LATE,   /* the control connection is asked for the reason */
+    TDM__REQUEST_ENDING, /* waits for the transport to return its buffers */
+    TDM__REQUEST_DONE    /* in the comm's list of ended requests */
 } tdm__request_state;
 
 enum { TDM__MAX_FLIGHT = 8 }; /* maximum number of concurrent segments of a call */
@@ -68,13 +66,13 @@ struct tdm_request {
     void *algorithm_data;       /* of this call; freed with free() */
     double begin_s, deadline_s; /* on the transport's clock */
     double notice_s;            /* when to send the next notice */
-    double left_s;    /* a member has left; its messages may arrive until then; 0: none has left */
-    double suspect_s; /* SUSPECT: until then, wait for a report of the cause */
-    double ending_s;  /* ENDING: when its end began */
-    bool background;  /* the progress thread advances it */
-    int waits_for;    /* rank of the world in the trace's last WAIT event of this call; -1: none */
-    int outstanding;  /* transfers that the transport has */
-    void *copy;       /* a second buffer of the algorithm for this call; freed with free() */
+    double left_s;   /* a member has left; its messages may arrive until then; 0: none has left */
+    double ending_s; /* ENDING: when its end began */
+    bool background; /* the progress thread advances it */
+    int waits_for;   /* rank of the world in the trace's last WAIT event of this call; -1: none */
+    int failed_peer; /* SUSPECT: of the failed transfer */
+    int outstanding; /* transfers that the transport has */
+    void *copy;      /* a second buffer of the algorithm for this call; freed with free() */
     tdm_error error;
     tdm_request *next; /* in the comm's pending list, by priority, then by age */
 };
@@ -84,10 +82,9 @@ tdm_request *tdm__request_create(tdm_group *group); /* NULL: out of memory */
 void tdm__request_start(tdm_request *request);
 /* Advances its programs, and finishes it if nothing is left to do. */
 void tdm__request_run(tdm_request *request, bool *changed);
-/* A transfer has failed with this error; ignored if it is not the first one. That is rarely the
- * root cause; a report of the cause says more and is on its way. The call stops, and ends with the
- * transfer's error if no report arrives. */
-void tdm__request_suspect(tdm_request *request, const tdm_error *error);
+/* A transfer with `peer` has failed with this error; ignored if it is not the first one. That is rarely
+ * the root cause, so the call stops until the hub has decided about the peer (fail.c). */
+void tdm__request_suspect(tdm_request *request, int peer, const tdm_error *error);
 /* Ends a pending request with this error, as soon as the transport has returned its buffers. */
 void tdm__request_end(tdm_request *request, const tdm_error *error);
 /* Returns its memory to the comm. Not while it is pending. */

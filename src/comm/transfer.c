@@ -3,17 +3,18 @@
  *
  * A send is queued in the comm's list. Queued sends are passed to the transport by urgency of their
  * call, then by its age. A peer gets no more while FLIGHT_BYTES to it are with the transport, so
- * that an urgent message never queues behind many others. If nothing has moved for STALL_S, more is
+ * that an urgent message never queues behind many others. If nothing has moved for TDM__TIMING_COMM_STALL_S, more is
  * sent: the data in flight may belong to calls that the peer starts only after it has received what
  * is queued. match.h matches receives with messages, in whichever order they come.
  *
  * Every received header is validated, then compared with this rank's call of that number. Messages
  * for groups that do not exist here yet are kept; messages for broken groups are dropped, which
  * completes the send at the sender. Callbacks only count and match. Breaking groups because the
- * transport lost a peer is deferred to the engine's next round (tdm__engine_losses), since the
- * transport may be in the middle of an operation.
+ * transport lost a peer waits for the decision of the hub (fail.c), and never happens in a callback,
+ * since the transport may be in the middle of an operation.
  */
 #include "comm/transfer.h"
+#include "base/timing.h"
 #include "comm/engine.h"
 #include "comm/fail.h"
 #include "comm/group.h"
@@ -26,9 +27,6 @@
 #include <string.h>
 
 enum { FLIGHT_BYTES = 2 << 20 };
-#define STALL_S 0.05
-/* How long to wait for a report why a connection broke before the control connection is queried. */
-#define LOSS_S 1.0
 
 static void transfer_record(tdm_comm *comm, tdm_trace_kind kind, int peer, const tdm__head *head)
 {
@@ -176,12 +174,12 @@ double tdm__transfers_stalled(tdm_comm *comm, double now, double never, bool *ro
 {
     if (comm->queued_total == 0) return never;
     if (comm->moved_s == 0) comm->moved_s = now;
-    if (now >= comm->moved_s + STALL_S) {
+    if (now >= comm->moved_s + TDM__TIMING_COMM_STALL_S) {
         comm->flight_extra += FLIGHT_BYTES;
         comm->dispatch = *round = true;
         comm->moved_s = now;
     }
-    return comm->moved_s + STALL_S;
+    return comm->moved_s + TDM__TIMING_COMM_STALL_S;
 }
 
 static tdm__head request_head(const tdm_request *request, uint32_t step, size_t bytes)
@@ -237,14 +235,9 @@ static void transfer_check_status(const tdm__transfer *t, tdm_status status)
 {
     if (status == TDM_OK) return;
     tdm_error error;
-    const char *what = t->receive ? "receiving from" : "sending to";
-    if (t->request->group->comm->peer_states[t->peer] == TDM_PEER_LEFT)
-        tdm_fail(&error, TDM_ERR_PEER_LEFT, "%s rank %d failed: it has left the world", what,
-                 t->peer);
-    else
-        tdm_fail(&error, TDM_ERR_PEER_FAILED, "%s rank %d failed: %s", what, t->peer,
-                 tdm_status_text(status));
-    tdm__request_suspect(t->request, &error);
+    tdm_fail(&error, TDM_ERR_PEER_FAILED, "%s rank %d failed: %s",
+             t->receive ? "receiving from" : "sending to", t->peer, tdm_status_text(status));
+    tdm__request_suspect(t->request, t->peer, &error);
 }
 
 static void transfer_sent(void *user, void *cookie, tdm_status status)
@@ -394,16 +387,7 @@ static void transfer_arrived(void *user, int peer, const tdm__head *head, tdm__a
 
 static void transfer_peer_lost(void *user, int peer, const char *how)
 {
-    tdm_comm *comm = user;
-    if (comm->peer_states[peer] != TDM_PEER_WELL) return;
-    comm->peer_states[peer] = TDM__PEER_LOSING;
-    if (!comm->has_losses) {
-        comm->losses_s = tdm__comm_now(comm) + (comm->no_threads ? 0 : LOSS_S);
-        comm->losses_ripe = comm->no_threads;
-    }
-    comm->losses[peer].sign = TDM_SIGN_TRANSPORT;
-    comm->has_losses = true;
-    snprintf(comm->loss_text, sizeof(comm->loss_text), "%s", how);
+    tdm__peer_suspect(user, peer, how);
 }
 
 tdm__transport_events tdm__transfer_events(tdm_comm *comm)

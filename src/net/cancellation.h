@@ -9,6 +9,8 @@
 #ifndef TANDEM_NET_CANCELLATION_H
 #define TANDEM_NET_CANCELLATION_H
 
+#include "base/timing.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -16,8 +18,6 @@ typedef struct tdm__cancellation {
     bool (*is_over)(void *user); /* NULL: the wait is never cancelled */
     void *user;
 } tdm__cancellation;
-
-#define TDM__CANCELLATION_SLICE_S 0.004 /* between two calls of is_over */
 
 /* Accepts NULL. */
 static inline bool tdm__cancellation_is_due(const tdm__cancellation *cancellation)
@@ -29,7 +29,8 @@ static inline bool tdm__cancellation_is_due(const tdm__cancellation *cancellatio
 static inline double tdm__cancellation_slice(const tdm__cancellation *cancellation, double left_s)
 {
     bool polls = cancellation && cancellation->is_over;
-    return polls && left_s > TDM__CANCELLATION_SLICE_S ? TDM__CANCELLATION_SLICE_S : left_s;
+    return polls && left_s > TDM__TIMING_NET_CANCELLATION_S ? TDM__TIMING_NET_CANCELLATION_S
+                                                            : left_s;
 }
 
 #endif

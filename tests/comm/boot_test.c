@@ -96,7 +96,7 @@ static void turn_away_every_misfit(tdm_security security)
         {"rank", "rank 2 exceeds", "world of 2"},
         {"taken", "rank 1 has already joined", "process "},
         {"zero", "rank 0 has already joined", "process "},
-        {"protocol", "protocol 9", "protocol 3"},
+        {"protocol", "protocol 9", "protocol 4"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         tdm__frame misfit = right_join(&w);

@@ -4,6 +4,7 @@
  * Ranks join, exchange, die, stop, break groups and leave, and every other one must hear of it, in
  * time and in the right words, whether it does anything or not. Nothing may be left behind.
  */
+#include "base/timing.h"
 #include "comm/control_world.h"
 
 #include <sys/syscall.h>
@@ -104,7 +105,8 @@ static void worlds_join_and_exchange(void)
 
 typedef struct listener {
     pthread_mutex_t lock;
-    int lost, left, broken;
+    int lost, left, broken, confirmed;
+    int seen_before; /* losses and departures that came before the last confirmed suspicion */
     tdm__news last;
     tdm_peer_sign sign; /* of the last loss */
     char text[1000];
@@ -115,6 +117,12 @@ static void on_news(void *user, const tdm__news *news)
 {
     listener *l = user;
     pthread_mutex_lock(&l->lock);
+    if (news->kind == TDM__NEWS_CONFIRMED) {
+        l->confirmed++;
+        l->seen_before = l->lost + l->left;
+        pthread_mutex_unlock(&l->lock);
+        return;
+    }
     l->last = *news;
     if (news->loss) l->sign = news->loss->sign;
     l->at_s = tdm_clock_s();
@@ -552,8 +560,22 @@ static void last_words_are_told_before_a_question_fails(void)
     }
 }
 
-/* Once a rank is dead, who has caught up has heard of it, however slowly it is told. */
-static int rank_that_catches_up(const world *w, int rank)
+static bool await_confirmed(listener *l, int count, double seconds)
+{
+    double until_s = tdm_clock_s() + seconds;
+    bool is = false;
+    while (!is && tdm_clock_s() < until_s) {
+        pause_s(0.001);
+        pthread_mutex_lock(&l->lock);
+        is = l->confirmed >= count;
+        pthread_mutex_unlock(&l->lock);
+    }
+    return is;
+}
+
+/* The victim dies at about the time when the others lose their connections to it. Each of them is told of the
+ * death before its suspicion is confirmed. */
+static int rank_that_suspects_a_victim(const world *w, int rank)
 {
     tdm__control *control = join(w, rank);
     listener l;
@@ -563,26 +585,33 @@ static int rank_that_catches_up(const world *w, int rank)
         return 1;
     }
     CHECK(await(&shared->may_go, 1, 30));
-    control->ops->catch_up(control, tdm_clock_s() + 30);
-    listener heard = await_news(&l, 1, 0);
-    CHECK_INT(heard.lost, 1);
-    CHECK_INT(heard.last.rank, w->victim);
+    control->ops->suspect(control, w->victim);
+    CHECK(await_confirmed(&l, 1, 30));
+    CHECK_INT(l.lost, 1);
+    CHECK_INT(l.seen_before, 1);
+    CHECK_INT(l.last.rank, w->victim);
     shared->saw++;
     CHECK(await(&shared->saw, w->size - 1, 20));
-    control->ops->catch_up(control, tdm_clock_s() + 30); /* nothing is new */
+    CHECK_INT(l.confirmed, 1);
+    control->ops->suspect(control, w->victim); /* nothing is new: the answer comes at once */
+    CHECK(await_confirmed(&l, 2, 20));
+    CHECK_INT(l.lost, 1);
+    shared->joined++;
+    CHECK(await(&shared->joined, w->size + w->size - 1, 20)); /* nobody has left before */
     control->ops->close(control);
     return 0;
 }
 
-static void who_catches_up_has_heard_of_a_death(void)
+static void a_death_is_told_before_a_suspicion_is_confirmed(void)
 {
     for (int i = 0; i < (SLOW ? 3 : 12); i++) {
         world w = {.size = 4,
                    .rendezvous = i % 2 ? tcp_name(AF_INET) : unix_name(),
                    .victim = i % 3,
-                   .rank = rank_that_catches_up};
+                   .rank = rank_that_suspects_a_victim};
         start(&w);
         CHECK(await(&shared->joined, 4, 20));
+        if (i % 4 < 2) shared->may_go = 1; /* just before the death, or after it */
         kill(w.pids[w.victim], SIGKILL);
         CHECK_INT(finish_one(w.pids[w.victim]), 1000 + SIGKILL);
         shared->may_go = 1;
@@ -591,16 +620,44 @@ static void who_catches_up_has_heard_of_a_death(void)
     }
 }
 
-static void *catch_up_for_long(void *user)
+/* Ranks 0 and 1 lose their connections to rank 2, which stays; then to rank 3, which leaves. */
+static int rank_that_suspects_the_living(const world *w, int rank)
 {
-    tdm__control *control = user;
-    control->ops->catch_up(control, tdm_clock_s() + RANK_S);
-    shared->saw++;
-    return NULL;
+    tdm__control *control = join(w, rank);
+    listener l;
+    listen_to(control, &l);
+    if (rank < 2) {
+        double asked_s = tdm_clock_s();
+        control->ops->suspect(control, 2);
+        control->ops->suspect(control, 2); /* it is suspected already: there is one answer */
+        CHECK(await_confirmed(&l, 1, 30));
+        CHECK(tdm_clock_s() - asked_s >= 0.9 * TDM__TIMING_BOOT_SUSPECT_S);
+        CHECK_INT(l.seen_before, 0);
+        control->ops->suspect(control, 3);
+        shared->saw++;
+        CHECK(await_confirmed(&l, 2, 30));
+        CHECK_INT(l.seen_before, 1);
+        CHECK_INT(l.left, 1);
+        CHECK_INT(l.lost, 0);
+        CHECK_INT(l.confirmed, 2);
+        shared->may_go++;
+    }
+    CHECK(rank != 3 || await(&shared->saw, 2, 60));
+    CHECK(rank == 3 || await(&shared->may_go, 2, 60));
+    control->ops->close(control);
+    return 0;
 }
 
-/* Rank 0 is stopped while it is asked. Rank 1 revokes the world, and rank 2 leaves it: neither waits on. */
-static int rank_that_hurries(const world *w, int rank)
+static void suspicions_of_living_ranks_are_confirmed(void)
+{
+    world w = {
+        .size = 4, .rendezvous = unix_name(), .victim = -1, .rank = rank_that_suspects_the_living};
+    start(&w);
+    finish(&w);
+}
+
+/* Rank 0 is stopped. A suspicion is confirmed when rank 0 itself is lost; a rank that ends does not wait. */
+static int rank_that_suspects_beside_a_stopped_hub(const world *w, int rank)
 {
     tdm__control *control = join(w, rank);
     listener l;
@@ -610,26 +667,29 @@ static int rank_that_hurries(const world *w, int rank)
         return 1;
     }
     CHECK(await(&shared->may_go, 1, 30));
-    pthread_t asker;
-    CHECK_INT(pthread_create(&asker, NULL, catch_up_for_long, control), 0);
-    pause_s(0.05); /* so that it asks already, most of the time; it need not */
-    CHECK_INT(shared->saw, 0);
-    shared->joined++;
-    CHECK(await(&shared->joined, w->size + 2, 20));
-    if (rank == 1)
-        control->ops->broken(control, TDM__ALL_GROUPS, TDM_ERR_PEER_FAILED, "it is over");
-    else
-        control->ops->hurry(control);
-    CHECK(await(&shared->saw, 2, 20)); /* of the 60 s that a silent hub is given */
-    pthread_join(asker, NULL);
+    control->ops->suspect(control, 3 - rank);
+    if (rank == 1) {
+        CHECK(await_confirmed(&l, 1, 40));
+        CHECK_INT(l.lost, 1);
+        CHECK_INT(l.seen_before, 1);
+        CHECK_INT(l.last.rank, 0);
+        CHECK_INT(l.sign, TDM_SIGN_SILENCE);
+        control->ops->suspect(control, 2); /* the hub is gone: the answer comes at once */
+        CHECK(await_confirmed(&l, 2, 20));
+    }
+    double ends_s = tdm_clock_s();
     control->ops->close(control);
+    CHECK(tdm_clock_s() - ends_s < (SLOW ? 5 : 1));
     return 0;
 }
 
-static void who_ends_a_world_waits_for_no_answer(void)
+static void a_stopped_hub_confirms_nothing_and_delays_nobody(void)
 {
-    setenv("TANDEM_SILENCE", "60", 1);
-    world w = {.size = 3, .rendezvous = unix_name(), .victim = 0, .rank = rank_that_hurries};
+    setenv("TANDEM_SILENCE", "2", 1);
+    world w = {.size = 3,
+               .rendezvous = unix_name(),
+               .victim = 0,
+               .rank = rank_that_suspects_beside_a_stopped_hub};
     start(&w);
     unsetenv("TANDEM_SILENCE");
     CHECK(await(&shared->joined, 3, 20));
@@ -769,7 +829,9 @@ static int rank_beside_a_flood(const world *w, int rank)
     begin_flood();
     for (int i = 0; i < 20; i++) {
         double until_s = tdm_clock_s() + 60;
-        control->ops->catch_up(control, until_s);
+        char text[1000] = "no details";
+        while (strstr(text, "no details") && tdm_clock_s() < until_s)
+            control->ops->report(control, &rank, 1, text, sizeof(text));
         CHECK(tdm_clock_s() < until_s && !control->ops->has_failed(control, NULL));
         if (check_failures > 0) _exit(99); /* the hub's thread does not end either */
     }
@@ -800,8 +862,9 @@ static const check_test tests[] = {
     CHECK_TEST(long_silence_is_death),
     CHECK_TEST(an_exchange_names_who_lacks),
     CHECK_TEST(reports_do_not_wait_for_events),
-    CHECK_TEST(who_catches_up_has_heard_of_a_death),
-    CHECK_TEST(who_ends_a_world_waits_for_no_answer),
+    CHECK_TEST(a_death_is_told_before_a_suspicion_is_confirmed),
+    CHECK_TEST(suspicions_of_living_ranks_are_confirmed),
+    CHECK_TEST(a_stopped_hub_confirms_nothing_and_delays_nobody),
     CHECK_TEST(death_ends_an_exchange),
     CHECK_TEST(a_flood_holds_nobody_up),
     CHECK_TEST(last_words_are_told_before_a_question_fails),
