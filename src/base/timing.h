@@ -27,6 +27,10 @@
 
 /* ---- boot: rendezvous and control connections ------------------------------------------------------ */
 
+/* Defaults of tdm_comm_options: how long a rank waits for the others to join, for example behind a batch system
+ * that starts hosts one after the other, and for the other ranks in a call. */
+#define TDM__TIMING_BOOT_JOIN_S 60.0
+#define TDM__TIMING_BOOT_DEADLINE_S 30.0
 /* One attempt to connect to rank 0: longer than a lost SYN on a good network (1 s). */
 #define TDM__TIMING_BOOT_CONNECT_S 2.0
 /* Pauses between attempts to join grow from the first to the second: rank 0 of the same start is ready within
@@ -81,8 +85,32 @@
 
 /* ---- transport, comm: messages and collective operations ------------------------------------------- */
 
-/* How long the transfers of a failed call may take to end by themselves before their peers are dropped: other
- * ranks notice the failure within milliseconds, and their transfers end then. */
+/* How long the ranks may take to connect with each other: a busy host needs long for many links. */
+#define TDM__TIMING_TRANSPORT_MEET_S 20.0
+/* How long a rank that leaves waits until its last messages are sent and its peers answer; and after an error,
+ * when peers may be dead and recovery waits: over TCP, and over UCX, whose peers answer later. */
+#define TDM__TIMING_TRANSPORT_LEAVE_S 1.0
+#define TDM__TIMING_TRANSPORT_LEAVE_BROKEN_S 0.1
+#define TDM__TIMING_UCX_LEAVE_BROKEN_S 0.25
+/* A wait spins for this time after the last activity, if each rank has a CPU: longer than the answer of a peer
+ * takes, shorter than what a sleep and a wake-up cost twice. */
+#define TDM__TIMING_TRANSPORT_SPIN_NS 30000
+/* Sleeps of transports that cannot wake a thread grow from the first to the second while nothing happens: a
+ * sleep costs that latency, a poll costs CPU. */
+#define TDM__TIMING_TRANSPORT_MIN_NAP_S 20e-6
+#define TDM__TIMING_TRANSPORT_MAX_NAP_S 1e-3
+/* The progress thread of UCX takes over when the engine has not called for AWAY_NS. It naps while the engine is
+ * active, and sleeps with UCX's events otherwise, with a limit in case an event is lost. */
+#define TDM__TIMING_UCX_AWAY_NS 1000000
+#define TDM__TIMING_UCX_NAP_MS 4
+#define TDM__TIMING_UCX_SLEEP_MS 1000
+/* Between two tests of an MPI request that a rank waits for while it starts, forgets a peer or ends. */
+#define TDM__TIMING_MPI_NAP_NS 100000
+/* How long the ranks wait for each other before MPI_Finalize, which would wait forever for a rank that hangs. */
+#define TDM__TIMING_MPI_FINALISE_S 60.0
+
+/* How long the transfers of a failed call, or with a lost peer, may take to end by themselves before their peers
+ * are dropped: other ranks notice the failure within milliseconds, and their transfers end then. */
 #define TDM__TIMING_COMM_CLEANUP_S 0.2
 /* After this wait, the ranks that a call waits for get a notice with its head, which finds calls that do not
  * match. Long enough that calls of a usual training step send none. */

@@ -221,8 +221,9 @@ tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options 
         TDM_TRY(env_read_seconds("TANDEM_DEADLINE", &options.deadline_s, err));
     double silence_s = 0;
     TDM_TRY(env_read_seconds("TANDEM_SILENCE", &silence_s, err)); /* see tdm__silence_s */
-    TDM_TRY(options_resolve_seconds("deadline_s", &options.deadline_s, 30, err));
-    TDM_TRY(options_resolve_seconds("join_s", &options.join_s, 60, err));
+    TDM_TRY(options_resolve_seconds("deadline_s", &options.deadline_s, TDM__TIMING_BOOT_DEADLINE_S,
+                                    err));
+    TDM_TRY(options_resolve_seconds("join_s", &options.join_s, TDM__TIMING_BOOT_JOIN_S, err));
     const char *dump = env_get("TANDEM_DUMP_SIGNAL");
     if (!options.dump_signal && dump) {
         tdm_status status = tdm__dump_signal_read(dump, &options.dump_signal, err);

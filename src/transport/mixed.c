@@ -9,14 +9,12 @@
  * nothing happens.
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "transport/shm.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#define MIN_NAP_S 20e-6
-#define MAX_NAP_S 1e-3
 
 typedef struct mixed {
     tdm__transport base;
@@ -83,8 +81,8 @@ static void mixed_wait(tdm__transport *transport, double timeout_s)
     uint32_t idle = atomic_fetch_add_explicit(&m->idle, 1, memory_order_relaxed);
     if (idle < tdm__shm_spins(m->near_end) / 16) return; /* polling costs more than a spin */
     uint32_t growth = 1 + idle / 16;
-    double nap_s = MIN_NAP_S * growth;
-    if (nap_s > MAX_NAP_S) nap_s = MAX_NAP_S;
+    double nap_s = TDM__TIMING_TRANSPORT_MIN_NAP_S * growth;
+    if (nap_s > TDM__TIMING_TRANSPORT_MAX_NAP_S) nap_s = TDM__TIMING_TRANSPORT_MAX_NAP_S;
     tdm__shm_wait(m->near_end, nap_s < timeout_s ? nap_s : timeout_s, NULL, 0);
 }
 

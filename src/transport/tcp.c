@@ -8,6 +8,7 @@
  */
 #include "transport/tcp.h"
 #include "base/base.h"
+#include "base/timing.h"
 #include "net/socket.h"
 #include "transport/tcp_inner.h"
 
@@ -21,9 +22,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { EVENTS = 64, SPIN_NS = 30 * 1000 };
-#define MAX_LEAVE_S 1.0 /* how long to wait for the ends of peers */
-#define MAX_HURRY_S 0.1 /* the same in a broken world */
+enum { EVENTS = 64 };
 
 /* ---- progress and waiting --------------------------------------------------------------------- */
 
@@ -73,7 +72,7 @@ static void tcp_wait(tdm__transport *transport, double timeout_s)
     tdm__tcp *tcp = (tdm__tcp *)transport;
     uint64_t active_ns = atomic_load_explicit(&tcp->active_ns, memory_order_relaxed);
     if (timeout_s <= 0 || tcp_arm(transport) < 0) return;
-    if (tcp->spins && tdm_clock_ns() - active_ns < SPIN_NS) return;
+    if (tcp->spins && tdm_clock_ns() - active_ns < TDM__TIMING_TRANSPORT_SPIN_NS) return;
     struct pollfd fd = {.fd = tcp->poll_fd, .events = POLLIN};
     if (timeout_s > 3600) timeout_s = 3600;
     struct timespec limit = tdm_clock_timespec(timeout_s);
@@ -134,7 +133,8 @@ static void tcp_leave(tdm__tcp *tcp)
     for (int i = 0; i < tcp->size; i++)
         for (int k = 0; tcp->peers[i].links && k < tcp->streams; k++)
             if (tcp->peers[i].links[k].stream.fd >= 0) link_send_bye(&tcp->peers[i].links[k]);
-    double until_s = tdm_clock_s() + (tcp->hurried ? MAX_HURRY_S : MAX_LEAVE_S);
+    double until_s = tdm_clock_s() + (tcp->hurried ? TDM__TIMING_TRANSPORT_LEAVE_BROKEN_S
+                                                   : TDM__TIMING_TRANSPORT_LEAVE_S);
     while (tcp_is_leaving(tcp) && tdm_clock_s() < until_s) {
         uint64_t times; /* of the wake() that ended the engine */
         (void)!read(tcp->wake_fd, &times, sizeof(times));

@@ -50,6 +50,7 @@
  * few seconds; of more than MAX_UNPROVED such connections, beside those that are expected, the
  * oldest is closed. When all ranks have met, the listening socket is closed.
  */
+#include "base/timing.h"
 #include "boot/boot.h"
 #include "net/socket.h"
 #include "transport/tcp_inner.h"
@@ -63,10 +64,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { MAX_UNPROVED = 64, NO_DESCRIPTOR_MS = 10, NONCE = 32, MAC = TDM_SHA256_BYTES };
-#define MAX_MEET_S 20.0    /* maximum time between two connections that are ready */
-#define MAX_UNPROVED_S 5.0 /* maximum time of a connection without a proof */
-#define AGAIN_S 0.05       /* delay after a refused connection */
+enum { MAX_UNPROVED = 64, NONCE = 32, MAC = TDM_SHA256_BYTES };
 
 typedef struct hello {
     char magic[8];
@@ -245,7 +243,8 @@ static bool meeting_make_link(meet *all, meeting *m)
     m->stream = tdm__stream_of(-1);
     m->phase = MEETING_READY;
     all->missing--;
-    all->until_s = tdm_clock_s() + MAX_MEET_S; /* on a busy host, many links take long */
+    all->until_s = tdm_clock_s() +
+                   TDM__TIMING_TRANSPORT_MEET_S; /* on a busy host, many links take long */
     return true;
 }
 
@@ -434,7 +433,7 @@ static void meet_accept(meet *all)
         int fd = tdm__socket_accept(all->tcp->listen_fd, remote, sizeof(remote));
         if (fd < 0 && (errno == EMFILE || errno == ENFILE)) { /* these connections may have all */
             meet_drop_oldest(all);
-            poll(NULL, 0, NO_DESCRIPTOR_MS);
+            tdm_clock_sleep(TDM__TIMING_NET_RETRY_S);
         }
         if (fd < 0) return;
         if (all->unproved >= MAX_UNPROVED + all->missing) meet_drop_oldest(all);
@@ -444,7 +443,7 @@ static void meet_accept(meet *all)
             return;
         }
         all->unproved++;
-        m->until_s = tdm_clock_s() + MAX_UNPROVED_S;
+        m->until_s = tdm_clock_s() + TDM__TIMING_NET_PROOF_S;
         tdm__socket_peer_host(fd, m->remote, sizeof(m->remote));
         m->protection = tdm__protection_for(all->tcp->mode, fd);
         memcpy(m->hello.magic, magic, sizeof(magic));
@@ -474,7 +473,7 @@ static tdm_status meeting_failed(meet *all, meeting *m, const tdm_error *why, td
     tdm__stream_close(&m->stream, true);
     m->in_count = 0;
     m->phase = MEETING_WAITING;
-    m->again_s = tdm_clock_s() + AGAIN_S;
+    m->again_s = tdm_clock_s() + TDM__TIMING_NET_RETRY_S;
     return TDM_OK;
 }
 
@@ -560,10 +559,11 @@ static tdm_status meet_run(meet *all, tdm_error *err)
                 err, TDM_ERR_PEER_TIMEOUT,
                 "tcp: no connection with rank %d, and no other new one, within %g s%s%s; check for a "
                 "firewall between the hosts; TANDEM_ADDRESS sets the address of a host",
-                rank, MAX_MEET_S, *all->last ? ": " : "", all->last);
+                rank, TDM__TIMING_TRANSPORT_MEET_S, *all->last ? ": " : "", all->last);
         } else {
-            double slice_s = tdm__cancellation_slice(&all->tcp->cancellation,
-                                                     left_s < AGAIN_S ? left_s : AGAIN_S);
+            double slice_s = tdm__cancellation_slice(
+                &all->tcp->cancellation,
+                left_s < TDM__TIMING_NET_RETRY_S ? left_s : TDM__TIMING_NET_RETRY_S);
             poll(fds, (nfds_t)count, (int)(slice_s * 1000) + 1);
             status = meet_turn(all, fds, err);
         }
@@ -624,7 +624,9 @@ static tdm_status tcp_allow_descriptors(const tdm__tcp *tcp, const size_t *addre
 tdm_status tdm__tcp_meet(tdm__tcp *tcp, const uint8_t *const *addresses,
                          const size_t *address_bytes, tdm_error *err)
 {
-    meet all = {.tcp = tcp, .addresses = addresses, .until_s = tdm_clock_s() + MAX_MEET_S};
+    meet all = {.tcp = tcp,
+                .addresses = addresses,
+                .until_s = tdm_clock_s() + TDM__TIMING_TRANSPORT_MEET_S};
     TDM_TRY(tcp_allow_descriptors(tcp, address_bytes, err));
     tdm_status status = meet_begin(&all, address_bytes, err);
     if (status == TDM_OK) status = meet_run(&all, err);

@@ -8,13 +8,12 @@
  * a moment are abandoned: they are called back, and their requests and envelopes are never reused.
  * (MPI does not report a dead peer: most launchers end the whole job.)
  */
+#include "base/timing.h"
 #include "transport/plugins/mpi/mpi.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-static const double max_forget_s = 0.2;
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
@@ -363,8 +362,8 @@ void tdm__mpi_forget(tdm__transport *transport, int peer)
             m->owners[i]->status = TDM_ERR_PEER_FAILED;
             MPI_Cancel(&m->requests[i]);
         }
-    const struct timespec moment = {.tv_nsec = 100 * 1000};
-    for (double end_s = tdm_clock_s() + max_forget_s; peer_busy(m, peer);) {
+    const struct timespec moment = {.tv_nsec = TDM__TIMING_MPI_NAP_NS};
+    for (double end_s = tdm_clock_s() + TDM__TIMING_COMM_CLEANUP_S; peer_busy(m, peer);) {
         if (mpi_test_requests(m) > 0) continue;
         if (tdm_clock_s() > end_s) break;
         nanosleep(&moment, NULL);
@@ -391,8 +390,9 @@ tdm_status tdm__mpi_start(tdm__mpi *m, tdm_error *err)
 void tdm__mpi_stop(tdm__mpi *m)
 {
     /* The last messages may still be in transit. */
-    const struct timespec moment = {.tv_nsec = 100 * 1000};
-    for (double end_s = tdm_clock_s() + 1; m->count > TDM__MPI_POOL && tdm_clock_s() < end_s;)
+    const struct timespec moment = {.tv_nsec = TDM__TIMING_MPI_NAP_NS};
+    for (double end_s = tdm_clock_s() + TDM__TIMING_TRANSPORT_LEAVE_S;
+         m->count > TDM__MPI_POOL && tdm_clock_s() < end_s;)
         if (mpi_test_requests(m) == 0) nanosleep(&moment, NULL);
     peer_abandon(m, -1);
     for (int i = 0; i < TDM__MPI_POOL && m->started; i++) {

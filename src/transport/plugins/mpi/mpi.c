@@ -11,6 +11,7 @@
  * whether all are ready.
  */
 #include "transport/plugins/mpi/mpi.h"
+#include "base/timing.h"
 
 #include "transport/plugin.h"
 #include "transport/signals.h"
@@ -23,9 +24,6 @@
 #include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
-
-enum { SPIN_NS = 30 * 1000, MAX_NAP_NS = 1000 * 1000 };
-static const double max_meet_s = 20.0, max_finalise_s = 60.0;
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
@@ -76,7 +74,7 @@ static tdm_status mpi_check_rank(const tdm__transport_options *options, tdm_erro
 /* Naps until the request has ended; false on timeout. */
 static bool request_await(MPI_Request *request, double seconds)
 {
-    const struct timespec moment = {.tv_nsec = 100 * 1000};
+    const struct timespec moment = {.tv_nsec = TDM__TIMING_MPI_NAP_NS};
     for (double end_s = tdm_clock_s() + seconds;; nanosleep(&moment, NULL)) {
         int done = 0;
         if (MPI_Test(request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
@@ -89,12 +87,12 @@ static tdm_status mpi_make_comm(tdm__mpi *m, tdm_error *err)
 {
     MPI_Request request;
     if (MPI_Comm_idup(MPI_COMM_WORLD, &m->comm, &request) != MPI_SUCCESS ||
-        !request_await(&request, max_meet_s)) {
+        !request_await(&request, TDM__TIMING_TRANSPORT_MEET_S)) {
         m->comm = MPI_COMM_NULL;
         m->peer_lost = true;
         return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
                         "mpi: not all ranks joined the creation of a communicator within %g s",
-                        max_meet_s);
+                        TDM__TIMING_TRANSPORT_MEET_S);
     }
     MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN);
     int *max = NULL, known = 0;
@@ -111,7 +109,7 @@ static bool mpi_all_ready(tdm__mpi *m)
     MPI_Request request;
     return m->comm != MPI_COMM_NULL && !m->peer_lost &&
            MPI_Ibarrier(m->comm, &request) == MPI_SUCCESS &&
-           request_await(&request, max_finalise_s);
+           request_await(&request, TDM__TIMING_MPI_FINALISE_S);
 }
 
 static void mpi_destroy(tdm__transport *transport)
@@ -189,9 +187,10 @@ static void mpi_wait(tdm__transport *transport, double timeout_s)
 {
     tdm__mpi *m = (tdm__mpi *)transport;
     uint64_t idle_ns = tdm_clock_ns() - atomic_load_explicit(&m->active_ns, memory_order_relaxed);
-    if (timeout_s <= 0 || (m->spins && idle_ns < SPIN_NS)) return;
+    if (timeout_s <= 0 || (m->spins && idle_ns < TDM__TIMING_TRANSPORT_SPIN_NS)) return;
     uint64_t nap_ns = idle_ns / 4 + 1000;
-    if (nap_ns > MAX_NAP_NS) nap_ns = MAX_NAP_NS;
+    const uint64_t max_nap_ns = (uint64_t)(TDM__TIMING_TRANSPORT_MAX_NAP_S * 1e9);
+    if (nap_ns > max_nap_ns) nap_ns = max_nap_ns;
     if (timeout_s * 1e9 < (double)nap_ns) nap_ns = (uint64_t)(timeout_s * 1e9);
     struct pollfd fd = {.fd = m->wake_fd, .events = POLLIN};
     struct timespec limit = {.tv_nsec = (long)nap_ns};

@@ -16,14 +16,12 @@
  * own flushes over TCP. A peer that has sent a good-bye is not lost when its connections end: the
  * control connection decides what happens to calls that need it.
  */
+#include "base/timing.h"
 #include "transport/plugins/ucx/ucx.h"
 
 #include <poll.h>
 #include <stdlib.h>
 
-static const double max_close_s = 1.0; /* limit of forget() and of each half of leave() */
-static const double hurry_s = 0.25;    /* for good-byes when the world is broken */
-static const double max_meet_s = 20.0;
 static const int max_eager_ranks = 128; /* larger worlds connect on first use */
 
 void tdm__ucx_lose(tdm__ucx_peer *peer, ucs_status_t why)
@@ -124,7 +122,7 @@ static bool ucx_progress_until(tdm__ucx *u, double end_s)
 /* Makes progress until our own requests have ended and the peer (NULL: none) has no operations. */
 static bool ucx_settle(tdm__ucx *u, const tdm__ucx_peer *peer)
 {
-    double end_s = tdm_clock_s() + max_close_s;
+    double end_s = tdm_clock_s() + TDM__TIMING_TRANSPORT_LEAVE_S;
     while (u->awaited > 0 || (peer && peer->pending > 0))
         if (!ucx_progress_until(u, end_s)) return false;
     return true;
@@ -145,7 +143,7 @@ void tdm__ucx_forget(tdm__transport *transport, int peer)
     pthread_mutex_unlock(&u->lock);
     if (!settled)
         tdm_log(TDM_LOG_WARN, "comm", "UCX did not close its connections to rank %d within %g s",
-                peer, max_close_s);
+                peer, TDM__TIMING_TRANSPORT_LEAVE_S);
     tdm__ucx_deliver(u);
 }
 
@@ -186,7 +184,7 @@ static tdm_status ucx_meet(tdm__ucx *u, tdm_error *err)
         for (int k = 0; k < u->streams; k++) peer_send_card(peer, k, TDM__UCX_HELLO);
     }
 
-    double end_s = tdm_clock_s() + max_meet_s;
+    double end_s = tdm_clock_s() + TDM__TIMING_TRANSPORT_MEET_S;
     for (int i; (i = ucx_first_unmet(u)) >= 0;) {
         bool in_time = ucx_progress_until(u, end_s);
         if (tdm__cancellation_is_due(&u->cancellation))
@@ -203,7 +201,7 @@ static tdm_status ucx_meet(tdm__ucx *u, tdm_error *err)
                 "ucx: no connection to rank %d within %g s; check for a firewall "
                 "between the hosts, and set UCX_TCP_PORT_RANGE and UCX_NET_DEVICES to the "
                 "ports and devices to use",
-                i, max_meet_s);
+                i, TDM__TIMING_TRANSPORT_MEET_S);
     }
     return TDM_OK;
 }
@@ -238,7 +236,8 @@ void tdm__ucx_leave(tdm__ucx *u)
         for (int k = 0; k < u->streams && u->peers[i].state == TDM__UCX_WELL; k++)
             peer_send_card(&u->peers[i], k, TDM__UCX_GOODBYE);
     bool answered = true;
-    double end_s = tdm_clock_s() + (u->hurried ? hurry_s : max_close_s);
+    double end_s = tdm_clock_s() +
+                   (u->hurried ? TDM__TIMING_UCX_LEAVE_BROKEN_S : TDM__TIMING_TRANSPORT_LEAVE_S);
     while (answered && ucx_awaits_answer(u)) answered = ucx_progress_until(u, end_s);
     for (int i = 0; i < u->size; i++) endpoints_close(&u->peers[i]);
     bool closed = ucx_settle(u, NULL);

@@ -10,6 +10,7 @@
  * While the engine is active, the thread only checks every few milliseconds; while nothing happens,
  * it sleeps in the kernel. It runs with all signals blocked.
  */
+#include "base/timing.h"
 #include "transport/plugins/ucx/ucx.h"
 
 #include <poll.h>
@@ -17,7 +18,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { AWAY_NS = 1000 * 1000, NAP_MS = 4, SLEEP_MS = 1000, MAX_TURNS = 16 };
+enum { MAX_TURNS = 16 };
 
 /* Sleeps until UCX has work (with `events`), or for `ms`. True: the thread must end. */
 static bool pump_sleep(tdm__ucx *u, bool events, int ms)
@@ -31,7 +32,7 @@ static bool pump_engine_is_active(tdm__ucx *u)
 {
     uint64_t called_ns = atomic_load_explicit(&u->called_ns, memory_order_relaxed);
     return atomic_load_explicit(&u->waiting, memory_order_relaxed) > 0 ||
-           tdm_clock_ns() - called_ns < AWAY_NS;
+           tdm_clock_ns() - called_ns < TDM__TIMING_UCX_AWAY_NS;
 }
 
 /* Makes progress a few times. True: nothing is left to do, and UCX will signal new work. */
@@ -54,9 +55,9 @@ static void *pump_run(void *argument)
     tdm__ucx *u = argument;
     for (bool end = false; !end;) {
         if (pump_engine_is_active(u))
-            end = pump_sleep(u, false, NAP_MS);
+            end = pump_sleep(u, false, TDM__TIMING_UCX_NAP_MS);
         else if (pump_progress(u))
-            end = pump_sleep(u, true, SLEEP_MS);
+            end = pump_sleep(u, true, TDM__TIMING_UCX_SLEEP_MS);
         else
             end = pump_sleep(u, false, 0);
     }

@@ -25,6 +25,7 @@
  * of one machine UCX would use it to reach the other host.
  */
 #include "transport/plugins/ucx/ucx.h"
+#include "base/timing.h"
 
 #include "transport/plugin.h"
 
@@ -44,7 +45,6 @@
 #include <unistd.h>
 
 /* For this long after the last activity, wait() returns at once. */
-enum { SPIN_NS = 30 * 1000 };
 
 static const tdm__transport_ops transport_ucx;
 
@@ -382,7 +382,7 @@ static void ucx_wait(tdm__transport *transport, double timeout_s)
 {
     tdm__ucx *u = (tdm__ucx *)transport;
     uint64_t active_ns = atomic_load_explicit(&u->active_ns, memory_order_relaxed);
-    if (u->spins && tdm_clock_ns() - active_ns < SPIN_NS) return;
+    if (u->spins && tdm_clock_ns() - active_ns < TDM__TIMING_TRANSPORT_SPIN_NS) return;
     if (timeout_s <= 0) return;
     atomic_fetch_add_explicit(&u->waiting, 1, memory_order_relaxed);
     if (ucx_arm(transport) >= 0) {
