@@ -150,7 +150,7 @@ static tdm_status attempt_refused(const tdm__frame *frame, attempt *a, tdm_error
     a->refused = a->proved && frame->status == TDM_ERR_PEER_MISMATCH;
     if (frame->status == TDM_ERR_PEER_TIMEOUT || frame->status == TDM_ERR_PEER_FAILED)
         return tdm_fail(err, (tdm_status)frame->status, "%s", frame->text);
-    return tdm_fail(err, TDM_ERR_PEER_REFUSED, "rank 0 at %s turned rank %d away: %s",
+    return tdm_fail(err, TDM_ERR_PEER_REFUSED, "rank 0 at %s refused rank %d: %s",
                     a->meeting ? a->meeting->text : "its own hub", a->facts->rank, frame->text);
 }
 

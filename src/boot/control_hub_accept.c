@@ -90,10 +90,10 @@ static void hub_make_place(tdm__hub *hub)
 static void peer_refuse(tdm__hub *hub, tdm__hub_peer *peer, tdm_status status, const char *why)
 {
     if (hub->refused_count < MAX_LOGGED)
-        tdm_log(TDM_LOG_WARN, "comm", "turned away a rank from %s: %s%s", peer->address, why,
+        tdm_log(TDM_LOG_WARN, "comm", "refused a rank from %s: %s%s", peer->address, why,
                 ++hub->refused_count < MAX_LOGGED ? "" : "; further ones are not logged");
-    snprintf(hub->refused, sizeof(hub->refused), "a rank from %s was turned away: %s",
-             peer->address, why);
+    snprintf(hub->refused, sizeof(hub->refused), "a rank from %s was refused: %s", peer->address,
+             why);
     tdm__frame frame = {.type = TDM__FRAME_REFUSED, .status = (uint32_t)status};
     snprintf(frame.text, sizeof(frame.text), "%s", why);
     tdm__hub_send(hub, peer, &frame);

@@ -1,11 +1,28 @@
 /*
  * control_wire.h: the frames of the control connection as bytes.
  *
- * A frame is a head of 12 bytes (magic, type, three zeros, length of the body) and a body. One table
- * (control_wire.c) defines the fields of each type and their order; writing and reading both use it. All
- * numbers are little-endian. Reading is strict: a body that is truncated, has extra bytes or a text above
- * its limit is invalid. In received texts, control characters and invalid UTF-8 are replaced by '?', so that
- * they can be shown and logged.
+ * A frame is a head of 12 bytes and a body. All numbers are little-endian:
+ *
+ *      0        4      5         8            12
+ *     +--------+------+---------+------------+----------------------+
+ *     | "TdmC" | type | 0  0  0 | body bytes | body                 |
+ *     +--------+------+---------+------------+----------------------+
+ *
+ * The frames by which both sides prove that they know the secret, before anything else is read:
+ *
+ *      hub -> rank   HELLO    | protocol 4 | nonce 32 | protection 4 |
+ *      rank -> hub   PROVE    | protocol 4 | nonce 32 | protection 4 | mac 32 |
+ *      hub -> rank   ACCEPT   | mac 32 |
+ *
+ * The mac of PROVE is HMAC-SHA256 of a label, the nonce of HELLO and the other fields of PROVE, with the
+ * secret as the key; that of ACCEPT is the same with another label. The records of TLS, if `protection`
+ * requires it, begin after ACCEPT. Then the rank sends JOIN and gets WELCOME or REFUSED, and START when all
+ * ranks have joined.
+ *
+ * One table (control_wire.c) defines the fields of each type and their order; writing and reading both use
+ * it. A text is its length (2 bytes) and its bytes. Reading is strict: a body that is truncated, has extra
+ * bytes or a text above its limit is invalid. In received texts, control characters and invalid UTF-8 are
+ * replaced by '?', so that they can be shown and logged.
  */
 #ifndef TANDEM_BOOT_CONTROL_WIRE_H
 #define TANDEM_BOOT_CONTROL_WIRE_H

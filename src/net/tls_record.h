@@ -6,8 +6,13 @@
  * from the caller's pieces of memory directly into the socket's buffer, and decrypted from there directly
  * into the caller's pieces.
  *
- *   | type 23 | 3 3 | bytes that follow | encrypted: content, type of the content | tag |
- *      1        2       2                             n       1                      16
+ *    0      1      3                   5                                n+5    n+6    n+22
+ *   +------+------+-------------------+--------------------------------+------+------+
+ *   | 23   | 3  3 | bytes that follow | content (n)                    | type | tag  |
+ *   +------+------+-------------------+--------------------------------+------+------+
+ *    header, authenticated             encrypted and authenticated             of both
+ *
+ * `type` is a tdm__tls_content. A peer may add zeros after it; this side does not.
  */
 #ifndef TANDEM_NET_TLS_RECORD_H
 #define TANDEM_NET_TLS_RECORD_H

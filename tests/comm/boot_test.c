@@ -1,7 +1,7 @@
 /*
  * boot_test.c: who may join a world, and what happens at its door.
  *
- * Every reason to be turned away is tried, and both sides must name it. Strangers of all kinds knock at
+ * Every reason to be refused is tried, and both sides must name it. Strangers of all kinds knock at
  * the door while ranks come, and later: none may be noticed by the ranks.
  */
 #include "comm/control_world.h"
@@ -114,7 +114,7 @@ static void turn_away_every_misfit(tdm_security security)
         CHECK_HAS(answer.text, cases[i].first);
         CHECK_HAS(answer.text, cases[i].second);
         CHECK(await(&shared->warnings, 1, 20));
-        CHECK_HAS(shared->warning, "turned away a rank from 127.0.0.1 port ");
+        CHECK_HAS(shared->warning, "refused a rank from 127.0.0.1 port ");
         CHECK_HAS(shared->warning, cases[i].first);
         CHECK_HAS(shared->warning, cases[i].second);
     }
@@ -144,7 +144,7 @@ static int rank_that_is_refused(const world *w, int rank)
     CHECK_INT(tdm__control_open(&options, &control, &err), TDM_ERR_PEER_REFUSED);
     CHECK_HAS(err.message, "rank 0 at unix:");
     CHECK_HAS(err.message,
-              "turned rank 1 away: rank 1 has job \"another\", rank 0 has job \"j\"");
+              "refused rank 1: rank 1 has job \"another\", rank 0 has job \"j\"");
     options.job = "j";
     options.secret = "wrong";
     CHECK_INT(tdm__control_open(&options, &control, &err), TDM_ERR_PEER_REFUSED);
@@ -166,7 +166,7 @@ static double open_last(int rank, int others)
     return rank == 0 ? short_s : long_s;
 }
 
-/* One that was turned away and does not come again: rank 0's own error says why it is missing. */
+/* One that was refused and does not come again: rank 0's own error says why it is missing. */
 static int rank_that_never_fits(const world *w, int rank)
 {
     tdm_comm_options options = options_of(w, rank);

@@ -460,7 +460,7 @@ case_secret() {
     begin_world secret TANDEM_SECRET=right
     start_flood 2000 "$report"
     wait_until 60 test -e "$report" || complain "secret: no flood"
-    refused secret 'turned rank 1 away: it has another secret' TANDEM_SECRET=wrong
+    refused secret 'refused rank 1: it has another secret' TANDEM_SECRET=wrong
     end_world secret "$want" TANDEM_SECRET=right
     stop_flood "$report"
     TANDEM_SECRET=5e55107f1a9b3c2d start joined train.steps=100000000
