@@ -15,6 +15,7 @@
 #include <tandem/os.h>
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef __SSE2__
@@ -212,11 +213,11 @@ tdm_status bench_memory_bound(size_t bytes, int thread_count, double seconds, do
                         "%zu bytes for each of %d threads exceed the address space", bytes,
                         thread_count);
 
-    tdm_cpu_info cpu;
-    tdm_os_cpu_info(&cpu);
+    cpu_set_t usable;
+    bool is_known = sched_getaffinity(0, sizeof(usable), &usable) == 0;
     bound b = {.count = thread_count,
                .elements = bytes / sizeof(float),
-               .crowded = thread_count > cpu.usable_count,
+               .crowded = is_known && thread_count > CPU_COUNT(&usable),
                .lock = PTHREAD_MUTEX_INITIALIZER,
                .moved = PTHREAD_COND_INITIALIZER};
 
