@@ -70,7 +70,7 @@ static tdm_comm *enter(void)
     exit(1);
 }
 
-static void check_text(const tdm_error *err, const char *part)
+static void check_error(const tdm_error *err, const char *part)
 {
     CHECK_HAS(err->message, part);
 }
@@ -126,7 +126,7 @@ static void wrong_cuts(tdm_comm *comm, int rank)
                              .out = data,
                              .cuts = wrong[i].cuts};
             CHECK_INT(tdm_call_run(world, &call, &err), TDM_ERR_INVALID);
-            check_text(&err, wrong[i].text);
+            check_error(&err, wrong[i].text);
         }
     const size_t cuts[] = {0, 3, 10};
     const void *parts[] = {part};
@@ -138,7 +138,7 @@ static void wrong_cuts(tdm_comm *comm, int rank)
                      .parts = parts,
                      .cuts = cuts};
     CHECK_INT(tdm_call_run(world, &call, &err), TDM_ERR_INVALID);
-    check_text(&err, "`out` overlaps part 0");
+    check_error(&err, "`out` overlaps part 0");
     call.out = part + cuts[rank];
     CHECK_INT(tdm_call_run(world, &call, &err), TDM_OK);
     CHECK(part[cuts[rank]] == (rank == 0 ? 2.0f : 0.0f));
@@ -157,7 +157,7 @@ static void other_cuts(tdm_comm *comm, int rank)
                      .cuts = cuts,
                      .deadline_s = 20};
     CHECK_INT(tdm_call_run(tdm_comm_world(comm), &call, &err), TDM_ERR_PEER_MISMATCH);
-    check_text(&err, ", layout ");
+    check_error(&err, ", layout ");
     free(data);
 }
 
@@ -259,7 +259,7 @@ static void late_group(tdm_comm *comm, int rank)
     }
     if (rank == 0) give_word(1);
     if (rank < 2) CHECK_INT(status, TDM_ERR_PEER_TIMEOUT);
-    if (rank < 2) check_text(&err, "rank 1");
+    if (rank < 2) check_error(&err, "rank 1");
     status = tdm_group_barrier(world, &err);
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
@@ -298,7 +298,7 @@ static void left_needed(tdm_comm *comm, int rank)
     double begin_s = tdm_clock_s();
     CHECK_INT(tdm_group_barrier(tdm_comm_world(comm), &err), TDM_ERR_PEER_LEFT);
     CHECK(tdm_clock_s() - begin_s < PROMPT_S);
-    check_text(&err, "rank 1");
+    check_error(&err, "rank 1");
 }
 
 /* Ranks 0 and 1 disagree in calls that they have started and do not wait for. Rank 2, which waits for
@@ -452,8 +452,8 @@ static void disagree(tdm_comm *comm, int rank)
         CHECK_INT(status, TDM_ERR_PEER_MISMATCH);
         if (status != TDM_ERR_PEER_MISMATCH) fprintf(stderr, "case %zu: %s\n", i, err.message);
         CHECK(tdm_clock_s() - begin_s < PROMPT_S);
-        check_text(&err, "rank 0 called");
-        check_text(&err, "rank 1 called");
+        check_error(&err, "rank 0 called");
+        check_error(&err, "rank 1 called");
         begin_s = tdm_clock_s();
         CHECK_INT(tdm_group_barrier(group, &err), TDM_ERR_PEER_MISMATCH);
         CHECK(tdm_clock_s() - begin_s < PROMPT_S);
@@ -481,7 +481,7 @@ static void hub_stops(tdm_comm *comm, int rank)
                      .deadline_s = 1};
     tdm_status status = tdm_call_run(world, &call, &err);
     CHECK(tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER);
-    check_text(&err, "rank 0");
+    check_error(&err, "rank 0");
     CHECK(tdm_clock_s() - begin_s < PROMPT_S);
     begin_s = tdm_clock_s();
     tdm_comm_close(comm);
@@ -505,7 +505,7 @@ static void member_stops(tdm_comm *comm, int rank)
     tdm_status status = tdm_group_create(comm, (int[]){1, 0, 2}, 3, &group, &err);
     if (status == TDM_OK) status = tdm_group_barrier(group, &err); /* it had nobody to ask */
     CHECK(tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER);
-    check_text(&err, "rank 1");
+    check_error(&err, "rank 1");
     CHECK(tdm_clock_s() - begin_s < PROMPT_S);
     begin_s = tdm_clock_s();
     tdm_comm_close(comm);
