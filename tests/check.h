@@ -111,7 +111,7 @@ int check_main_suites(int argc, char **argv, const check_suite *const *suites, s
 
 /* CHECK_SUITE(NAME, TESTS[, .set_up = FUNCTION, .tear_down = FUNCTION]): the suite of a file, by
  * its array of * tests. A header of the program declares it: `extern const check_suite NAME;`. */
-#define CHECK_SUITE(name, ...) CHECK_SUITE_OF(name, __VA_ARGS__, .set_up = NULL)
+#define CHECK_SUITE(name, ...) CHECK_SUITE_OF(name, __VA_ARGS__, )
 #define CHECK_SUITE_OF(name, array, ...)                                                           \
     const check_suite name = {                                                                     \
         .tests = (array), .count = sizeof(array) / sizeof((array)[0]), __VA_ARGS__}
@@ -122,6 +122,11 @@ int check_main_suites(int argc, char **argv, const check_suite *const *suites, s
     {                                                                                              \
         return check_main(argc, argv, tests, sizeof(tests) / sizeof((tests)[0]));                  \
     }
+
+/* CHECK_MAIN_AROUND(TESTS, SET_UP, TEAR_DOWN): the same with functions around each case, or NULL. */
+#define CHECK_MAIN_AROUND(tests, before, after)                                                    \
+    static CHECK_SUITE(check_only_suite, tests, .set_up = (before), .tear_down = (after));         \
+    CHECK_MAIN_SUITES(&check_only_suite)
 
 /* CHECK_MAIN_SUITES(&SUITE, ...): main() of a program with several suites. */
 #define CHECK_MAIN_SUITES(...)                                                                     \

@@ -5,7 +5,7 @@
  */
 #include "graph/graph.h"
 #include "graph_bench.h"
-#include "unit/graph_mistakes.h"
+#include "unit/graph_cases.h"
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 
@@ -505,18 +505,6 @@ static void empty_batches(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(matmul_shapes),
-    CHECK_TEST(matmul_bias_and_size),
-    CHECK_TEST(other_shapes),
-    CHECK_TEST(element_wise_types),
-    CHECK_TEST(dropout_mistakes),
-    CHECK_TEST(normalise_mistakes),
-    CHECK_TEST(cross_entropy_mistakes),
-    CHECK_TEST(leaf_mistakes),
-    CHECK_TEST(duplicate_names),
-    CHECK_TEST(output_mistakes),
-    CHECK_TEST(values_of_nowhere),
-    CHECK_TEST(mistakes_stick),
     CHECK_TEST(parameter_layout),
     CHECK_TEST(graphs_grow),
     CHECK_TEST(backward_mistakes),
@@ -534,4 +522,6 @@ static const check_test tests[] = {
     CHECK_TEST(backends_by_name),
     CHECK_TEST(empty_batches),
 };
-CHECK_MAIN(tests)
+static CHECK_SUITE(graph_rules, tests);
+
+CHECK_MAIN_SUITES(&graph_rules, &graph_mistakes)

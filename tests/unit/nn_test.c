@@ -5,8 +5,8 @@
 #include <tandem/nn.h>
 
 #include "graph_bench.h"
-#include "unit/nn_gpt_cases.h"
-#include "unit/nn_layers_cases.h"
+#include "nn/nn.h"
+#include "unit/nn_cases.h"
 
 static const int64_t hidden_sizes[] = {7, 5};
 
@@ -463,26 +463,7 @@ static const check_test tests[] = {
     CHECK_TEST(parameters_by_name),
     CHECK_TEST(resnets_have_the_published_sizes),
     CHECK_TEST(cnn_has_these_parameters),
-    CHECK_TEST(gpt_has_these_parameters),
-    CHECK_TEST(gpt_presets_have_the_published_sizes),
-    CHECK_TEST(gpt_presets_are_defaults),
-    CHECK_TEST(gpt_computes_what_its_names_say),
-    CHECK_TEST(gpt_has_the_gradient_of_its_loss),
-    CHECK_TEST(gpt_drops_out_in_training_only),
-    CHECK_TEST(gpt_refusals),
-    CHECK_TEST(decoder_gives_the_logits_of_the_graph),
-    CHECK_TEST(decoder_with_the_shortest_context),
-    CHECK_TEST(decoder_is_for_models_of_tokens),
-    CHECK_TEST(decoder_loops_of_all_levels),
-    CHECK_TEST(choices_are_what_was_asked_for),
-    CHECK_TEST(layers_spell_the_mlp),
-    CHECK_TEST(layers_spell_the_cnn),
-    CHECK_TEST(layers_spell_the_resnet),
-    CHECK_TEST(layers_spell_gpt),
-    CHECK_TEST(layers_have_these_parameters),
-    CHECK_TEST(layers_are_named_by_their_places),
-    CHECK_TEST(layers_have_names_for_all_depths),
-    CHECK_TEST(layers_refusals),
-    CHECK_TEST(layers_of_tokens_look_back_only),
 };
-CHECK_MAIN(tests)
+static CHECK_SUITE(nn_models, tests);
+
+CHECK_MAIN_SUITES(&nn_models, &nn_gpt, &nn_layers)

@@ -1,12 +1,11 @@
 /*
- * data_csv_cases.h: the tests of CSV and of the numbers in it; a part of data_test.c.
+ * data_csv_cases.c: the tests of CSV and of the numbers in it; a part of data_test.c.
  *
  * Each malformed file stands alone, with a part of its message that proves the right check found it.
  */
-#ifndef TANDEM_TESTS_DATA_CSV_CASES_H
-#define TANDEM_TESTS_DATA_CSV_CASES_H
 
 #include "base/base.h"
+#include "unit/data_cases.h"
 #include "unit/data_helpers.h"
 
 /* ---- CSV: good files ------------------------------------------------------------------------- */
@@ -347,4 +346,18 @@ static void texts_for_messages(void)
     CHECK(!tdm__utf8_ok("\xe2\x82", 2));     /* cut off */
 }
 
-#endif
+static const check_test data_csv_tests[] = {
+    CHECK_TEST(csv_plain),
+    CHECK_TEST(csv_quotes_line_ends_and_blanks),
+    CHECK_TEST(csv_label_choices),
+    CHECK_TEST(csv_known_feature_count),
+    CHECK_TEST(csv_header_detection),
+    CHECK_TEST(csv_classes),
+    CHECK_TEST(csv_many_classes),
+    CHECK_TEST(csv_refusals),
+    CHECK_TEST(csv_nul_bytes),
+    CHECK_TEST(csv_limits),
+    CHECK_TEST(numbers_read_exactly),
+    CHECK_TEST(texts_for_messages),
+};
+CHECK_SUITE(data_csv, data_csv_tests);
