@@ -3,6 +3,9 @@
  */
 #include "comm/host_bench.h"
 
+#include "comm/count_in.h"
+#include "world.h"
+
 static bool host_bench_write(int fd, const void *data, size_t bytes)
 {
     for (const char *at = data; bytes > 0;) {
@@ -25,20 +28,9 @@ static bool host_bench_read(int fd, void *data, size_t bytes)
     return true;
 }
 
-int host_bench_open_fds(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    int count = 0;
-    while (dir && readdir(dir)) count++;
-    if (dir) closedir(dir);
-    return count;
-}
-
 /* One rank's life. Never returns. */
 static void host_bench_child(const host_bench_options *o, int rank, int fd)
 {
-    alarm(HOST_BENCH_ALARM_S);
-    check_failures = 0;
     int ranks[HOST_BENCH_MAX_RANKS];
     for (int i = 0; i < o->size; i++) ranks[i] = i;
     tdm__host_options options = {.rank = rank,
@@ -46,7 +38,7 @@ static void host_bench_child(const host_bench_options *o, int rank, int fd)
                                  .count = o->size,
                                  .world = HOST_BENCH_WORLD,
                                  .with_fds = o->with_fds};
-    int fds_before = host_bench_open_fds();
+    int fds_before = count_in("/proc/self/fd");
     tdm__host *host = NULL;
     tdm_error err = {0};
     host_bench_address *mine = calloc(1, sizeof(*mine)),
@@ -71,7 +63,7 @@ static void host_bench_child(const host_bench_options *o, int rank, int fd)
         host_bench b = {.rank = rank, .size = o->size, .host = host, .context = o->context};
         o->body(&b);
         tdm__host_destroy(host);
-        CHECK_INT(host_bench_open_fds(), fds_before);
+        CHECK_INT(count_in("/proc/self/fd"), fds_before);
     } else {
         if (o->out_errors)
             o->out_errors[rank] = err;
@@ -91,11 +83,10 @@ void host_bench_run(const host_bench_options *o)
 {
     int fds[HOST_BENCH_MAX_RANKS];
     pid_t pids[HOST_BENCH_MAX_RANKS];
-    fflush(NULL);
     for (int i = 0; i < o->size; i++) {
         int pair[2];
         CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
-        pids[i] = fork();
+        pids[i] = world_fork(HOST_BENCH_ALARM_S);
         if (pids[i] == 0) {
             for (int j = 0; j < i; j++) close(fds[j]);
             close(pair[0]);
@@ -111,9 +102,8 @@ void host_bench_run(const host_bench_options *o)
         CHECK(host_bench_write(fds[i], all, sizeof(*all) * (size_t)o->size));
     free(all);
     for (int i = 0; i < o->size; i++) {
-        int status = 0;
-        CHECK(waitpid(pids[i], &status, 0) == pids[i]);
-        int end = WIFSIGNALED(status) ? HOST_BENCH_KILLED : WEXITSTATUS(status);
+        int end = world_end(pids[i]);
+        if (end >= WORLD_SIGNALLED) end = HOST_BENCH_KILLED;
         if (o->out_ends)
             o->out_ends[i] = end;
         else

@@ -64,8 +64,6 @@ typedef struct host_bench_address {
     uint8_t data[HOST_BENCH_MAX_ADDRESS];
 } host_bench_address;
 
-int host_bench_open_fds(void);
-
 /* Runs the body on all ranks. Without out_ends, each must end well. */
 void host_bench_run(const host_bench_options *o);
 

@@ -4,6 +4,7 @@
  * in their hands, strangers on the socket, and what is left behind afterwards (nothing).
  */
 #include "base/base.h"
+#include "comm/count_in.h"
 #include "host_bench.h"
 
 #include <errno.h>
@@ -45,7 +46,7 @@ static bool is_zero(const uint8_t *bytes, size_t count)
 
 static void blocks_are_zero_and_go_back(void)
 {
-    int fds = host_bench_open_fds();
+    int fds = count_in("/proc/self/fd");
     tdm__host *host = alone();
     int64_t before_kb = resident_kb(host);
     const size_t sizes[] = {0, 1, 64, 4095, 4096, 4097, 3 * MB, 4 * MB, 33 * MB + 5};
@@ -71,7 +72,7 @@ static void blocks_are_zero_and_go_back(void)
     CHECK(tdm__host_offset(host, host->base + host->at.end - 4, 5) == UINT64_MAX);
     CHECK_INT(tdm__host_offset(host, host->base + host->at.end - 4, 4), host->at.end - 4);
     tdm__host_destroy(host);
-    CHECK_INT(host_bench_open_fds(), fds);
+    CHECK_INT(count_in("/proc/self/fd"), fds);
 }
 
 static void too_much_is_an_error(void)
@@ -152,7 +153,7 @@ static void small_address_space(void)
 
 /* ---- several processes ------------------------------------------------------------------------- */
 
-/* All come here before any goes on. Counts in the slots of rank 0, so that none can be lost. */
+/* All come here before any continues. Counts in the slots of rank 0, so that none can be lost. */
 static void meet(host_bench *b, uint64_t round)
 {
     _Atomic uint64_t *come = tdm__host_slot(b->host, 0, 0);

@@ -7,6 +7,7 @@
  */
 #include "check.h"
 #include "membership/member.h"
+#include "world.h"
 
 #include <signal.h>
 #include <stdatomic.h>
@@ -121,7 +122,7 @@ static void the_larger_side_stays(void)
     lose(2, 0); /* both reach 1 */
     CHECK_INT(reach(3), 0x3);
     gather(4);
-    lose(3, 0); /* the only one that has the state stays, whoever is at odds with it */
+    lose(3, 0); /* the only one that has the state stays, even if others disagree */
     lose(2, 0);
     lose(1, 0);
     crowd[1].is_whole = crowd[2].is_whole = crowd[3].is_whole = false;
@@ -461,7 +462,7 @@ static void a_host_that_is_gone_is_not_waited_for_long(void)
     fresh.left = 1;
     fresh.took_part = true;
     fresh.number = 1;
-    /* Out of reach: a cut, perhaps, in which the side with the lowest rank goes on. */
+    /* Out of reach: a cut, perhaps, in which the side with the lowest rank continues. */
     put(kv, SESSION "reports/1/c", "{\"whole\":true,\"lost\":[\"a\",\"b\"],\"closed\":[]}");
     put(kv, SESSION "reports/1/d", "{\"whole\":true,\"lost\":[\"a\",\"b\"],\"closed\":7}");
     c = fresh;
@@ -639,12 +640,9 @@ static void strike(yard *y, int signal_number)
     y->victim_step = 5;
     y->victim_signal = signal_number;
     pid_t pids[RANKS];
-    fflush(NULL);
     for (int i = 0; i < RANKS; i++) {
-        pids[i] = fork();
-        if (pids[i] != 0) continue;
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        _exit(run_worker(y, i));
+        pids[i] = world_fork(0);
+        if (pids[i] == 0) _exit(run_worker(y, i));
     }
     while (atomic_load(&y->victim) == 0) nap();
     CHECK_INT(atomic_load(&y->victim), pids[1]);
@@ -703,7 +701,7 @@ static void leave_nothing(void *user)
     (void)user;
 }
 
-/* Where the launcher's session was removed from the store, a member begins no epoch of its own. */
+/* Where the launcher's session was removed from the store, a member begins no epoch alone. */
 static void a_session_that_is_gone_is_left(void)
 {
     static const tdm_elastic_ops ops = {.enter = enter_nothing, .leave = leave_nothing};
