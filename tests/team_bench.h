@@ -2,7 +2,7 @@
  * team_bench.h: a team on the bench: a small model with made-up rows, and all that a team borrows.
  *
  * A row's numbers are a function of the step and of its place in the batch, so every team of one
- * shape sees the same data, whoever fills it in. The bench itself allocates only when it is opened.
+ * shape sees the same data, whatever rank fills it in. The bench itself allocates only when it is opened.
  */
 #ifndef TANDEM_TESTS_TEAM_BENCH_H
 #define TANDEM_TESTS_TEAM_BENCH_H
@@ -73,8 +73,8 @@ bool team_bench_open(team_bench *b, const team_shape *shape);
 
 void team_bench_close(team_bench *b);
 
-/* Calls `fn` on each of so many ranks, which run side by side in a simulated world, every one in memory
- * of its own; with one rank without a world. */
+/* Calls `fn` on that many ranks, which run side by side in a simulated world, each in separate
+ * memory; with one rank without a world. */
 void team_bench_on_ranks(int ranks, tdm_sim_fn fn, void *user);
 
 /* The numbers of two benches, where they are whole: parameters, states and averages. */

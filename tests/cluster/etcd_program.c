@@ -2,7 +2,7 @@
  * etcd_program.c: the store in front of real etcd servers, which etcd_test.sh starts and kills.
  *
  *     etcd_program exercise URLS          what every store must do
- *     etcd_program survive URLS PID       goes on while the member PID is killed in the middle
+ *     etcd_program survive URLS PID       continues while the member PID is killed
  *     etcd_program silence URLS           nobody can answer: every call must say so in time
  *     etcd_program users URLS PID         users, and their tokens after the one member was started anew
  *     etcd_program refused URLS WORDS     opening and asking must fail with these words
@@ -181,7 +181,7 @@ static void refused(const tdm_kv_options *given, const char *words)
 int main(int argc, char **argv)
 {
     const char *what = argc > 2 ? argv[1] : "", *more = argc > 3 ? argv[3] : "0";
-    tdm_kv_options options = {.timeout_s = 30, /* for an election, too, and for slow disks */
+    tdm_kv_options options = {.timeout_s = 30, /* also for an election and for slow disks */
                               .user = getenv("STORE_USER"),
                               .password = getenv("STORE_PASSWORD"),
                               .ca = getenv("STORE_CA"),

@@ -2,7 +2,7 @@
 # The store in front of real etcd servers: three members on the loopback device, whose leader is killed
 # with SIGKILL, and then one more, so that nobody can answer; then one member with TLS and users.
 #   etcd_test.sh PROGRAM
-# Where etcd is not installed (make setup-etcd does) it says so and is skipped (77).
+# Without etcd (make setup-etcd installs it) the test is skipped (77).
 set -euo pipefail
 program=$1
 skip() {
@@ -67,7 +67,7 @@ healthy() {
 }
 
 # ---- three members ----------------------------------------------------------------------------------
-# Ports of our own, below those that the system hands out; others where somebody has one already.
+# Ports below those that the system assigns; other ports where one is in use.
 three() {
     local base=$1 i cluster='' urls=''
     for i in 1 2 3; do
@@ -95,7 +95,7 @@ leader=$(etcdctl --endpoints "$endpoints" -w fields endpoint status |
     awk '/"MemberID"/ { id = $3 } /"Leader"/ { leader = $3 } /"Endpoint"/ { if (id == leader) print $3 }' |
     tr -d '"')
 name=m$(((${leader##*:} - base - 1) / 2))
-[ -n "${member[$name]:-}" ] || fail "there is no leader ($leader)"
+[ -n "${member[$name]:-}" ] || fail "no member is the leader ($leader)"
 run survive "$endpoints" "${member[$name]}"
 for other in m1 m2 m3; do
     [ "$other" = "$name" ] && continue
@@ -118,7 +118,7 @@ for authority in ca stranger; do
     openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj "/O=$authority" \
         -keyout "$work/$authority.key" -out "$work/$authority.pem" 2>/dev/null
 done
-certify server serverAuth,clientAuth # etcd's gateway is a client of its own server
+certify server serverAuth,clientAuth # etcd's gateway is a client of the same server
 certify client clientAuth
 
 safe="https://127.0.0.1:$((base + 9))"

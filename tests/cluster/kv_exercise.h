@@ -1,7 +1,7 @@
 /*
  * kv_exercise.h: what every kind of store must do, as tests that take the store's options.
  *
- * Included once by the test of the local store and once by that of etcd. Keys lie below "tandem-test/",
+ * Included once by the test of the local store and once by that of etcd. Keys are below "tandem-test/",
  * which is emptied first. Times: a store may be slow, so nothing is held to less than seconds.
  */
 #ifndef TANDEM_TESTS_KV_EXERCISE_H

@@ -233,7 +233,7 @@ void world_run(world *w, const tdm__algorithm_ops *algorithm)
         if (!moved && w->ready_count)
             world_deliver(w, world_draw(w, w->ready_count));
         else
-            WORLD_CHECK(w, moved); /* else they wait for each other for ever */
+            WORLD_CHECK(w, moved); /* else they wait for each other forever */
     }
     WORLD_CHECK(w, w->failed || w->open_messages == 0); /* else somebody does not receive */
 }

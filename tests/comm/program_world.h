@@ -5,7 +5,7 @@
  * interpreter runs one instruction of a program drawn at random, or carries out one message drawn at
  * random, until all have ended. It is an unkind network: the bytes of a message are read and written
  * at any moment between its start and the JOINs on both sides, in any order. It notices programs that
- * wait for ever, messages that nobody receives, step numbers used twice and sizes that differ, and
+ * wait forever, messages that nobody receives, step numbers used twice and sizes that differ, and
  * counts messages, bytes and steps (the longest chain of messages, each begun after the one before it).
  */
 #ifndef TANDEM_TESTS_COMM_PROGRAM_WORLD_H
@@ -62,7 +62,7 @@ void world_init(world *w, int size, uint64_t seed);
 
 void world_release(world *w);
 
-/* Calls are cut into segments of about so many bytes, by a row in the table. */
+/* Calls are cut into segments of about that many bytes, by a row in the table. */
 void world_segments(world *w, tdm_call_kind kind, tdm_algorithm algorithm, uint32_t segment_bytes);
 
 /* The calls of all requests are set: runs them to their end. */

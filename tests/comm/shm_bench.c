@@ -52,7 +52,7 @@ static parcel *parcel_new(traffic *t, int from, int to, int number)
 
 static void parcel_free(parcel *p)
 {
-    memset(p->data, 0xee, p->bytes); /* whoever reads it now reads nonsense */
+    memset(p->data, 0xee, p->bytes); /* a later reader gets wrong bytes */
     if (p->offset)
         tdm__host_free(p->t->host, p->offset);
     else

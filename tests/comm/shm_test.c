@@ -456,7 +456,7 @@ static void waiting(void)
     host_bench_run(&(host_bench_options){.size = 1, .body = waits, .with_fds = true});
 }
 
-/* Without a neighbour of that rank there is no way; without memory there is a reason. */
+/* Without a neighbour of that rank there is nothing to send through; without memory the error has the reason. */
 static void no_way(host_bench *b)
 {
     keeper *k = calloc(1, sizeof(*k));

@@ -82,7 +82,7 @@ typedef struct script_part {
 
 uint8_t *script_bytes(const script *s, size_t bytes);
 
-/* Elements [first, first + count) of what `who` has, in memory of their own. */
+/* Elements [first, first + count) of what `who` has, in newly allocated memory. */
 uint8_t *script_piece(const script *s, int index, int64_t who, tdm_extent extent);
 
 /* The call as member `rank` of its group makes it. Not for rings. */

@@ -3,7 +3,7 @@
  *
  * Each thread has its own comm, group and tdm__host (so the same memory at another address, like a
  * process would), and runs its programs by a small interpreter in place of the engine. Ranks may be
- * spread over several hosts: each host has memory of its own, and messages between ranks go through a
+ * spread over several hosts: each host has separate memory, and messages between ranks go through a
  * list. A trial is one call, checked bit for bit against a plain reference.
  */
 #ifndef TANDEM_TESTS_COMM_WINDOW_WORLD_H

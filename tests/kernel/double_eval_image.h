@@ -2,7 +2,7 @@
  * double_eval_image.h: convolutions, pools and batch norm in double precision, for double_eval.h and
  * for comparing kernels. Written from the definitions and the other way round from `ref`: a
  * convolution visits all triples of a number of x, one of w and one of y that belong together, and
- * a pool looks at every place of the image and asks whether it lies in the window.
+ * a pool looks at every place of the image and checks whether it is in the window.
  */
 #ifndef TANDEM_TESTS_KERNEL_DOUBLE_EVAL_IMAGE_H
 #define TANDEM_TESTS_KERNEL_DOUBLE_EVAL_IMAGE_H

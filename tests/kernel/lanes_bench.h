@@ -1,5 +1,5 @@
 /*
- * lanes_bench.h: the lanes of a batch, played by hand: each has a plan and memory of its own, runs up
+ * lanes_bench.h: the lanes of a batch, run by hand: each has a separate plan and memory, runs up
  * to its next sum over lanes, and waits there until all have come; then every lane gets the sum, added
  * by a binary tree over their index. The k-th sum of one lane belongs to the k-th of every other.
  */
@@ -19,7 +19,7 @@ typedef struct lanes_bench {
     size_t sums;                   /* that the last run exchanged */
 } lanes_bench;
 
-/* Takes the graph, also when there is no plan for it. */
+/* Takes the graph, also when no plan can be made for it. */
 void lanes_bench_add(lanes_bench *b, tdm_graph *graph, int64_t first_row);
 
 void lanes_bench_close(lanes_bench *b);

@@ -347,7 +347,7 @@ static void concat_and_slice(void)
 
 /* ---- bits ------------------------------------------------------------------------------------ */
 
-/* Runs one op on `count` elements that lie at `data`. */
+/* Runs one op on `count` elements at `data`. */
 static void run_on(const level *l, tdm_op_kind op, int in_count, const float *data, int64_t count,
                    float *out)
 {

@@ -1,7 +1,7 @@
 /*
  * vec_trial.h: one op on one set of shapes and numbers, run on any backend.
  *
- * The inputs of a trial are a function of its seed. All operands lie between guards: a write beside
+ * The inputs of a trial are a function of its seed. All operands are between guards: a write beside
  * one is seen, a read beside one spoils the result. Outputs begin as NaN, inputs must come back
  * untouched, scratch is exactly as large as prepare() asked for, and data pointers are given after
  * it, as a plan does.

@@ -2,7 +2,7 @@
  * exchange.h: how the programs of the parity tests hand tensors to Python, and a graph with its
  * plan and memory to take them from.
  *
- * The numbers of a tensor go to a file as they lie in memory, little-endian; standard output has
+ * The numbers of a tensor go to a file with their bytes in memory, little-endian; standard output has
  * one JSON object a line for each case, in which a tensor is {"at": its first byte in the file,
  * "dtype", "shape"}. exchange.py reads both. Whatever goes wrong ends the program: a case that is
  * missing is a test that failed.

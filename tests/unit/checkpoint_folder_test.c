@@ -279,7 +279,7 @@ static void test_packed_bytes(void)
     tdm_file_bytes_release(&packed);
 }
 
-/* Few bytes that stand for many: only as many are unpacked as it takes to see that they are no file. */
+/* A few bytes that unpack to many: only as many are unpacked as show that this is not a checkpoint. */
 static void test_packed_bomb(void)
 {
     if (!packs()) return;

@@ -233,7 +233,7 @@ static void save_by_two(uint64_t step, bool packed)
     if (other == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
     tdm_file_writer *part = NULL;
     tdm_status joined = tdm_file_writer_join(invitation.temporary, &part, &err);
-    if (other == 0 && joined != TDM_OK) _exit(1); /* the first is gone already, and the file, too */
+    if (other == 0 && joined != TDM_OK) _exit(1); /* the first and the file are gone already */
     CHECK_INT(joined, TDM_OK);
     for (size_t i = other == 0; i < count; i += 2) {
         const char *bytes = (const char *)s.tensors[chunks[i].tensor].tensor.data +

@@ -617,7 +617,7 @@ static void test_newest(void)
     CHECK_INT(newest_step(), 100);
     CHECK_INT(warnings, 2);
 
-    /* The machine's trouble is no damage: an older checkpoint must not be taken for it. */
+    /* An error of the machine is not damage: no older checkpoint may be used instead. */
     tdm_os_fault_set(TDM_FAULT_OPEN, 2, EMFILE);
     CHECK_INT(tdm_checkpoint_newest(check_dir(), arena, &path, &err), TDM_ERR_SYSTEM);
     tdm_os_fault_set(0, 0, 0);

@@ -113,7 +113,7 @@ static void csv_header_detection(void)
     tdm_dataset_destroy(d);
     refuse_text("a,b,c\n1,2,x\n", &(tdm_data_options){.header = TDM_DATA_HEADER_NO}, TDM_ERR_FORMAT,
                 "line 1, column 1: 'a' is not a number");
-    /* A missing value is no column name: better an error than a sample lost. */
+    /* A missing value is not a column name: an error is better than a lost sample. */
     refuse_text("1,,c\n1,2,x\n", NULL, TDM_ERR_FORMAT, "line 1, column 2: '' is empty");
 }
 
@@ -128,7 +128,7 @@ static void csv_classes(void)
     CHECK_TEXT(names[3], "10");
     CHECK_INT(class_of(d, 0), 3);
     tdm_dataset_destroy(d);
-    /* One that is no number, and they sort by bytes. */
+    /* With one that is not a number, they are sorted by bytes. */
     d = parse_text("0,10\n0,9\n0,x\n", NULL);
     CHECK_TEXT(tdm_dataset_info_of(d)->class_names[0], "10");
     CHECK_TEXT(tdm_dataset_info_of(d)->class_names[1], "9");
@@ -224,9 +224,9 @@ static const bad_text bad_csv[] = {
      {.label = "b", .header = TDM_DATA_HEADER_NO},
      TDM_ERR_INVALID,
      "the label 'b' is a column name, but the file is said to have no header"},
-    {"1,2,a\n", {.label = "4"}, TDM_ERR_INVALID, "there is no column 4 for the label"},
-    {"1,2,a\n", {.label = "0"}, TDM_ERR_INVALID, "there is no column 0 for the label"},
-    {"1,2,a\n", {.label = "18446744073709551617"}, TDM_ERR_INVALID, "there is no column 1844"},
+    {"1,2,a\n", {.label = "4"}, TDM_ERR_INVALID, "no column 4 for the label"},
+    {"1,2,a\n", {.label = "0"}, TDM_ERR_INVALID, "no column 0 for the label"},
+    {"1,2,a\n", {.label = "18446744073709551617"}, TDM_ERR_INVALID, "no column 1844"},
     {"1,2,a\n", {.delimiter = '"'}, TDM_ERR_INVALID, "byte 34 cannot separate columns"},
     {"1,2,a\n", {.delimiter = '1'}, TDM_ERR_INVALID, "byte 49 cannot separate columns"},
     {"1,2,a\n", {.format = 77}, TDM_ERR_INVALID, "no data format number 77"},

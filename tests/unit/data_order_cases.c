@@ -111,7 +111,7 @@ static void split_is_pinned(void)
     tdm_dataset_destroy(test);
     tdm_error err = {0};
     CHECK_INT(tdm_dataset_split(d, 0.0, 1, &rest, &test, &err), TDM_ERR_INVALID);
-    CHECK_HAS(err.message, "must lie between 0 and 1");
+    CHECK_HAS(err.message, "between 0 and 1");
     CHECK_INT(tdm_dataset_split(d, 1.0, 1, &rest, &test, &err), TDM_ERR_INVALID);
     CHECK_INT(tdm_dataset_split(d, (double)NAN, 1, &rest, &test, &err), TDM_ERR_INVALID);
     tdm_dataset_destroy(d);

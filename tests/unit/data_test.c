@@ -162,7 +162,7 @@ static void gzip_members(void)
         tdm_dataset_destroy(d);
     }
     for (size_t cut = 2; cut < count; cut++) {
-        if (cut == first_count) continue; /* a whole file of its own */
+        if (cut == first_count) continue; /* a complete file */
         refuse(both, cut, NULL, 0, NULL, TDM_ERR_FORMAT, "t.csv: the gzip file is cut off after");
     }
     both[count] = 'x';

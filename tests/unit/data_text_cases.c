@@ -252,7 +252,7 @@ static void text_hash(void)
     uint8_t *packed = gzip_bytes("abcabc", 6, &packed_count);
     tdm_dataset *d = parse_bytes(packed, packed_count, &options);
     CHECK_INT(tdm_dataset_hash(d, hex[1]), TDM_OK);
-    CHECK_TEXT(hex[1], hex[0]); /* how it lay on disk does not matter */
+    CHECK_TEXT(hex[1], hex[0]); /* how it is split into files does not matter */
     tdm_dataset_destroy(d);
     free(packed);
 }

@@ -157,7 +157,7 @@ static void dropout_mistakes(void)
     x = input(g, "x", tdm_shape_0());
     refused(g, tdm_graph_dropout(g, x, 0.5), TDM_ERR_INVALID,
             "dropout: x must have at least one dimension: its rows");
-    g = tdm_graph_create(); /* none at all is no op at all */
+    g = tdm_graph_create(); /* no weights at all: an invalid op */
     x = input(g, "x", tdm_shape_2(2, 2));
     CHECK_INT(tdm_graph_dropout(g, x, 0).id, x.id);
     CHECK_INT(tdm_graph_node_count(g), 0);

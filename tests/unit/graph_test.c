@@ -427,7 +427,7 @@ static void runs_in_front_of_a_watcher(void)
         watcher w = {.end_after = 1, .in_order = true};
         tdm_plan_run_watched(b.plan, &key, watch, &w);
         CHECK_INT(w.seen, 1);
-        /* One kind of op alone, on whatever is there; here all lie in one place. */
+        /* One kind of op alone, on any data; here all share one place. */
         float *in = tdm_plan_input(b.plan, "x").data;
         for (int i = 0; i < 4; i++) in[i] = 0.5f;
         tdm_plan_run_only(b.plan, &key, "relu");

@@ -631,7 +631,7 @@ const bad_job bad_jobs[] = {
      "--set: 'train.early_stop.patience' is part of 'train.early_stop', which must be set as a "
      "whole: 'train.early_stop={metric: ...}'\n"},
     {JOB("data: {train: x.csv}\neval: {weights: ema}\n"), NO_SET,
-     "job.yaml:2:8: 'eval.weights' is ema, but there is no moving average; set 'optim.ema' above "
-     "0, such as 0.999\n"},
+     "job.yaml:2:8: 'eval.weights' is ema, but there is "
+     "no moving average; set 'optim.ema' above 0, such as 0.999\n"},
 };
 const size_t bad_job_count = sizeof(bad_jobs) / sizeof(bad_jobs[0]);

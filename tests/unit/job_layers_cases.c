@@ -250,7 +250,7 @@ static void test_keys_without_effect(void)
     }
 }
 
-/* One list has at most so many entries, and exactly as many are fine. */
+/* One list has at most that many entries; exactly the limit is accepted. */
 static void test_layers_are_bounded(void)
 {
     for (size_t count = TDM__LAYERS_LISTED; count <= TDM__LAYERS_LISTED + 1; count++) {

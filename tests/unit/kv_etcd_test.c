@@ -25,11 +25,11 @@ typedef enum manner {
     CLOSING, /* takes it, and hangs up */
     RUDE,    /* no HTTP */
     PAGE,    /* a web page */
-    BAD_GATEWAY /* the same, with a status that says so */,
+    BAD_GATEWAY /* the same, with an HTTP status of 502 */,
     LEADERLESS, /* what etcd says when it has lost the others */
     EMPTY,      /* an empty object */
     CONFUSED,   /* the right names, the wrong kinds */
-    ENDLESS,    /* bytes for ever */
+    ENDLESS,    /* bytes without an end */
     MANNER_COUNT
 } manner;
 

@@ -2,7 +2,7 @@
  * kv_test.c: the local store, against real processes that are really killed.
  *
  * The exercise that all stores must pass; then what only a file that processes share can suffer:
- * SIGKILL at any instruction (hundreds of them, while others go on), SIGSTOP inside of the lock, a full
+ * SIGKILL at any instruction (hundreds of them, while others continue), SIGSTOP inside of the lock, a full
  * file, a file from before the system was started, of somebody else, damaged, or removed. Some of it
  * reaches into the file (kv_local.h) to bring about what would take years.
  */
@@ -89,7 +89,7 @@ static void whose_file(void)
         FAILS(tdm_kv_open(&options, &other, &err), TDM_ERR_INVALID);
         CHECK_INT(chown(path, 0, 0), 0);
     }
-    /* Removed beneath who uses it: they must not go on beside those who make it anew. */
+    /* Removed while in use: its users must not continue beside those that create it again. */
     WORKS(tdm_kv_put(kv, "a", "1", 0, &err));
     CHECK_INT(unlink(path), 0);
     FAILS(tdm_kv_put(kv, "a", "2", 0, &err), TDM_ERR_IO);
@@ -140,7 +140,7 @@ static void old_or_foreign_files(void)
     inside(kv)->head->version++;
     FAILS(tdm_kv_open(&options, &other, &err), TDM_ERR_UNSUPPORTED);
     inside(kv)->head->version--;
-    /* As after a start of the system: its lock is taken for ever by who is no more. */
+    /* As after a system start: its lock is held by a process that no longer exists. */
     memcpy(inside(kv)->head->boot, "another", 8);
     memset(&inside(kv)->head->lock, 0x5a, sizeof(inside(kv)->head->lock));
     other = exercise_open(&options);
@@ -231,7 +231,7 @@ static void quiet_waits(void)
     end();
 }
 
-/* A key that is removed, when the log that says so is gone: who waits for that must be told. */
+/* A key is removed, and the log with the removal is gone: waiters must be notified. */
 static void forgotten_removals(void)
 {
     begin();
@@ -484,7 +484,7 @@ static void end_steps(void)
 }
 #endif
 
-/* Lets a process do it for so many instructions, and kills it there. `shared` says how many it had. */
+/* Lets a process execute that many instructions, and kills it there. `shared` has how many it executed. */
 static void step(decision d, uint64_t lease, long max, _Atomic long *shared)
 {
     fflush(NULL);
@@ -505,7 +505,7 @@ static void step(decision d, uint64_t lease, long max, _Atomic long *shared)
     CHECK(WIFEXITED(status) ? WEXITSTATUS(status) == 0 : WTERMSIG(status) == SIGKILL);
 }
 
-/* Whole before or whole after, never in between; and all goes on. */
+/* The state is that before or after the call, never in between; and the store continues to work. */
 static void check_deed(tdm_kv *kv, decision d, uint64_t lease, tdm_arena *arena)
 {
     tdm_kv_item item = {.value = ""}, *items = NULL;
@@ -564,7 +564,7 @@ enum { WORKERS = 3 };
 
 /* What workers know that they have done, where a kill does not reach. */
 typedef struct known {
-    _Atomic uint64_t tried[WORKERS], done[WORKERS];             /* puts of a key of one's own */
+    _Atomic uint64_t tried[WORKERS], done[WORKERS];             /* puts of a worker's own key */
     _Atomic uint64_t count_tried[WORKERS], count_done[WORKERS]; /* swaps of a common one */
 } known;
 

@@ -394,7 +394,7 @@ static float *random_params(const tdm_model_options *options)
 static void decoder_gives_the_logits_of_the_graph(void)
 {
     tdm_job job = gpt_job();
-    job.model.vocabulary = GPT_V + 4; /* spare tokens have logits, too */
+    job.model.vocabulary = GPT_V + 4; /* spare tokens have logits as well */
     tdm_model_options options = gpt_options(&job, 1, false);
     enum { V = GPT_V + 4 };
     float *params = random_params(&options), expected[GPT_T * V];
@@ -410,7 +410,7 @@ static void decoder_gives_the_logits_of_the_graph(void)
         const float *logits = tdm_decoder_read(d, tokens + t, 1);
         for (int v = 0; v < V; v++) CHECK_NEAR(logits[v], expected[t * V + v], 1e-4);
     }
-    /* Full: it goes on with the later half, tokens 4 to 6 at positions 0 to 2, and the new one. */
+    /* Full: it continues with the later half, tokens 4 to 6 at positions 0 to 2, and the new one. */
     const float *logits = tdm_decoder_read(d, tokens + GPT_T, 1);
     graph_logits(&options, params, tokens + GPT_T - GPT_T / 2, expected);
     for (int v = 0; v < V; v++) CHECK_NEAR(logits[v], expected[GPT_T / 2 * V + v], 1e-4);

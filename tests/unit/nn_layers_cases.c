@@ -246,7 +246,7 @@ static const struct {
      {{3, {7, 5, 2}}, 5, 2},
      (4 * 9 * 2 + 8 + 4 * 2 + 8) + 4 * 4 + 4 * 5 + 5,
      "head.bias"},
-    /* Tokens: a table of its own for the logits, with a bias. */
+    /* Tokens: a separate table for the logits, with a bias. */
     {"[embedding: 4, linear: 6]", {{1, {8}}, 5, 2}, 5 * 4 + 24 + 6 + 30 + 5, "head.bias"},
     {"[embedding: {width: 4, tied: yes}, residual: [linear: 6], linear: 4]",
      {{1, {8}}, 5, 2},

@@ -120,7 +120,7 @@ static void first_values_depend_on_the_seed_alone(void)
     size_t bytes = tdm_graph_param_extent(g) * sizeof(float);
     CHECK(memcmp(a, b, bytes) != 0);
     memset(b, 0x55, bytes);
-    tdm_model_init(g, 1, b); /* whatever lay there before; gaps are nobody's */
+    tdm_model_init(g, 1, b); /* whatever was there before; gaps belong to no parameter */
     for (size_t i = 0; i < tdm_graph_param_count(g); i++) {
         const tdm_param_info *p = tdm_graph_param_at(g, i);
         CHECK(memcmp(a + p->offset, b + p->offset, p->elements * sizeof(float)) == 0);
@@ -443,7 +443,7 @@ static void cnn_has_these_parameters(void)
               (4 * 9 + 4) + (6 * 9 * 4 + 6) + (10 * 2 * 2 * 6 + 10) + (3 * 10 + 3));
     CHECK_TEXT(tdm_graph_param_at(g, 2)->name, "conv1.weight");
     tdm_graph_destroy(g);
-    o.sample_shape = tdm_shape_1(64); /* a table's row is no image */
+    o.sample_shape = tdm_shape_1(64); /* a table's row is not an image */
     CHECK_INT(tdm_model_build(&o, &g, &err), TDM_ERR_JOB_INVALID);
     CHECK_HAS(err.message, "data.shape");
 }

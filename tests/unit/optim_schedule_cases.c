@@ -148,7 +148,7 @@ static void early_stopping_is_patient(void)
     CHECK(!tdm_early_stop_observe(&rule, NAN, &p));
     CHECK(tdm_early_stop_observe(&rule, 0.7, &p));
     CHECK(tdm_early_stop_is_due(&rule, &p));
-    rule.patience = 3; /* more of it, and the run goes on */
+    rule.patience = 3; /* with more of it the run continues */
     CHECK(!tdm_early_stop_is_due(&rule, &p));
     CHECK(!tdm_early_stop_observe(&rule, 0.5, &p) && p.best == 0.5 && p.bad == 0);
     rule.metric = TDM_JOB_METRIC_TEST_ACCURACY;

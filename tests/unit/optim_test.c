@@ -1,8 +1,8 @@
 /*
  * optim_test.c: the methods against their definitions in double precision, and the property on
  * which parallel updates stand: a range updated in pieces has the same bits as one updated whole.
- * The optimiser around a method (optim_optimiser_cases.h) and the schedules
- * (optim_schedule_cases.h) have files of their own.
+ * The optimiser around a method (optim_optimiser_cases.c) and the schedules
+ * (optim_schedule_cases.c) have separate files.
  */
 #include <tandem/optim.h>
 
@@ -394,7 +394,7 @@ static const check_test tests[] = {
     CHECK_TEST(nothing_outside_the_range_is_touched),
     CHECK_TEST(states_are_there_when_they_are_used),
     CHECK_TEST(table_and_settings),
-    /* optim_optimiser_cases.h */
+    /* optim_optimiser_cases.c */
     /* optim_schedule_cases.h */
 };
 static CHECK_SUITE(optim_kinds, tests);

@@ -175,7 +175,7 @@ static void test_proportional_bytes(void)
     tdm_pages_unmap(&pages);
 }
 
-/* A process that is killed, or stopped for good, right before its region has a name: the others go on. */
+/* A process that is killed, or stopped for good, right before its region has a name: the others continue. */
 static void shm_after(const char *request)
 {
     tdm_shm *shm = NULL;

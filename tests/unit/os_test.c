@@ -555,7 +555,7 @@ static void test_cpu_info(void)
     CHECK_INT(sched_setaffinity(0, sizeof(all), &all), 0);
 }
 
-/* The signal that ended or stopped a child at this point with this wish; 0: it came through. */
+/* The signal that ended or stopped a child at this point with this request; 0: it passed. */
 static int signal_at(const char *request, tdm_test_point at)
 {
     int status = 0;
