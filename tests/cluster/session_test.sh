@@ -10,7 +10,7 @@ make_data 150 data.csv
 make_job job.yaml
 deadline=100
 export TANDEM_RUNTIME=$work/runtime TANDEM_ELASTIC=1
-# So many steps that the run goes on until it is stopped, and few that others look at.
+# More steps than the run reaches before it is stopped, with few checkpoints.
 long=(--set train.epochs=1000000 --set checkpoint.every_epochs=never --set run.log_every_steps=1000)
 
 tandem() { timeout "$deadline" "$TANDEM" "$@"; }
@@ -45,7 +45,7 @@ ranks() { "$TANDEM" ps --json | json_value ranks; }
 epoch() { "$TANDEM" ps --json | json_value epoch; }
 has_ranks() { [ "$(ranks)" = "$1" ]; }
 is_past_epoch() { local now; now=$(epoch) && [ -n "$now" ] && [ "$now" -gt "$1" ]; }
-# is_replaced PID COUNT: so many ranks train, and none of them is that process.
+# is_replaced PID COUNT: COUNT ranks train, and none of them is the process PID.
 is_replaced() {
     local now
     now=$("$TANDEM" ps --json)
@@ -71,7 +71,7 @@ test_the_result_is_that_of_one_process() {
     wait_for "$deadline" is_clean
 }
 
-# Any of them is killed; the others go on, and another one comes. Then it leaves, and another joins.
+# Any worker is killed; the others continue, and another one replaces it. Then it leaves, and another joins.
 test_workers_come_and_go() {
     start 3 --max 4 "${long[@]}" --set run.dir=go
     local victim pid joined
@@ -91,7 +91,7 @@ test_workers_come_and_go() {
     assert_exit 0 tandem ps -l
     assert_contains "$out" "member"
     assert_equal "$(grep -c 'agent [0-9]' <<<"$out")" 2 "agents in $out"
-    kill "$joined" # a guest's workers leave; the others go on
+    kill "$joined" # a joined agent's workers leave; the others continue
     wait "$joined" || fail "join ended with $?: $(cat join.err)"
     wait_for "$deadline" has_ranks 2
     assert_exit 0 tandem stop tiny-1
@@ -155,7 +155,7 @@ test_a_stopped_worker_is_replaced() {
     end 130
 }
 
-# So is one without whom too few are left to go on.
+# So is a worker without which too few are left to continue.
 test_a_stopped_worker_that_is_needed_is_replaced() {
     start 2 --min 2 "${long[@]}" --set run.dir=needed
     local stopped
@@ -168,7 +168,7 @@ test_a_stopped_worker_that_is_needed_is_replaced() {
     assert_contains "$(cat needed/tiny-1/log*.jsonl)" "starting a replacement"
 }
 
-# Too few to begin: that is said, and shown; a wish to stop is heard all the same.
+# Too few workers to begin: this is logged and shown; a request to stop is handled nevertheless.
 test_too_few() {
     timeout "$deadline" "$TANDEM" train job.yaml -q -n 1 --min 2 "${long[@]}" \
         --set run.dir=few >few.out 2>few.err &
@@ -298,12 +298,7 @@ as_tasks() {
 slurm_job=0
 # tasks_end CODE: they end with that code, all of them, and leave nothing.
 tasks_end() {
-    local task code
-    for task in "${tasks[@]}"; do
-        code=0
-        wait "$task" || code=$?
-        assert_equal "$code" "$1" "a task's code, after $(cat task.*.err)"
-    done
+    wait_for_tasks "$1"
     wait_for "$deadline" is_clean
 }
 
@@ -332,7 +327,7 @@ test_signals_to_tasks() {
     assert_exit 0 tandem hash cancelled/tiny-1
 }
 
-# Without its first task a host's workers go on; the others see to it that they hear a signal.
+# Without its first task a host's workers continue; the other tasks forward signals to them.
 test_the_first_task_is_killed() {
     as_tasks 2 "${long[@]}" --set run.dir=headless
     wait_for "$deadline" trains 2
@@ -346,7 +341,7 @@ test_the_first_task_is_killed() {
     assert_exit 0 tandem hash headless/tiny-1
 }
 
-# What cannot be a session is a fixed world, and says so where that can be changed.
+# Ranks that cannot be a session are a fixed world; the message tells how to change that.
 test_tasks_that_are_ranks() {
     local variables=(SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=0 SLURM_LOCALID=0
         SLURM_NODEID=0 SLURM_STEP_NODELIST="localhost,b" TANDEM_SECRET=x TANDEM_DEADLINE=1)
@@ -362,7 +357,7 @@ test_tasks_that_are_ranks() {
 # The same bits under a real mpirun, though a worker is killed.
 test_mpirun() {
     if ! mpirun --version 2>/dev/null | grep 'Open MPI' >/dev/null; then
-        echo "NOT TESTED: a session under mpirun, because there is no mpirun (tools/setup --test)"
+        echo "NOT TESTED: a session under mpirun, because mpirun is not installed (tools/setup --test)"
         return
     fi
     assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=mpi
