@@ -8,7 +8,7 @@
  * then alloc_count_begin() must have been called once before a number means anything.
  * ThreadSanitizer does not call its hook for aligned memory: there, ALLOC_COUNT_SEES_ALIGNED is 0.
  *
- * Counting goes on always, in all threads; a test takes two snapshots and subtracts. Memory is
+ * All threads are always counted; a test takes two snapshots and subtracts. Memory is
  * counted as what the allocator really set aside, so that what is freed equals what was allocated.
  */
 #ifndef TANDEM_TESTS_ALLOC_COUNT_H

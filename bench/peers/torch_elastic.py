@@ -1,6 +1,6 @@
 """One rank of PyTorch's DistributedDataParallel that saves checkpoints and resumes from the newest one.
 
-    torchrun ... torch_elastic.py MODEL --batch B --folder DIR --every K --steps S [--threads T]
+    torchrun ... torch_elastic.py MODEL --batch B --directory DIR --every K --steps S [--threads T]
 
 MODEL and its options are those of torch_step.py; the world comes from torchrun's environment. Rank 0 saves
 model and optimiser every K steps, to a temporary name that is renamed. After each step it appends a line to
@@ -32,7 +32,7 @@ def save(path, model, optimiser, done):
 
 def main():
     p = arguments(__doc__)
-    p.add_argument("--folder", dest="directory", required=True)
+    p.add_argument("--directory", dest="directory", required=True)
     p.add_argument("--every", type=int, required=True)
     a = p.parse_args()
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

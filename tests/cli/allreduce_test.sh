@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `tandem bench allreduce`: what it prints, in a world of its own and in one that is there; tuning; and
+# `tandem bench allreduce`: what it prints, in a new world and in an existing one; tuning; and
 # that worlds go by what was found.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh

@@ -94,7 +94,7 @@ test_packed() {
     assert_contains "$out" "$hash"
     damage p.safetensors.zst
     assert_exit 1 "$TANDEM" checkpoint verify p.safetensors.zst
-    # A run whose newest checkpoint is a packed one goes on from there, and models open from it.
+    # A run whose newest checkpoint is a packed one resumes from it, and models open from it.
     train --set run.dir=packed
     assert_exit 0 "$TANDEM" hash packed/tiny-1
     local end=${out%% *} at=packed/tiny-1/checkpoints
@@ -109,8 +109,8 @@ test_packed() {
     assert_exit 0 "$TANDEM" train --resume packed/tiny-1
     assert_contains "$err" "resuming from step 12"
     assert_exit 0 "$TANDEM" hash packed/tiny-1
-    assert_equal "${out%% *}" "$end" "the hash at the end of a run that went on from a packed state"
-    # And a training that packs by itself, behind its steps.
+    assert_equal "${out%% *}" "$end" "the hash at the end of a run that resumed from a packed state"
+    # A training run packs its checkpoints itself, in the background.
     train --set run.dir=zst --set checkpoint.compress=zstd
     assert_equal "$(steps_in zst)" "9 12 15" "steps of a run that packs"
     assert_equal "$(find zst -name '*.safetensors')" "" "plain checkpoints of a run that packs"

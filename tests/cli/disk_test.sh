@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Disks that are full, read-only or not there. Training goes on as long as it can, says what it could
+# Disks that are full, read-only or not there. Training continues as long as it can, reports what it could
 # not write, and the last good checkpoint stays good. A small disk is a tmpfs, which takes root to
 # mount; without it that part is skipped.
 # shellcheck source=tests/cli/lib.sh
@@ -25,12 +25,12 @@ test_a_file_in_the_way() {
 }
 
 # Files may not grow beyond 16 KiB: a checkpoint fits, the metrics of a long run do not. That is
-# said once, is no reason to stop, and leaves no half line.
+# reported once, does not stop training, and leaves no partial line.
 test_metrics_that_cannot_be_written() {
     assert_exit 0 "$TANDEM" train job.yaml --set run.dir=long --set train.epochs=100
     local long
     long=$(hash_in "$out")
-    # (One process: the limit is for memory that several have in common, too.)
+    # (One process: the limit is for memory that several processes share, as well.)
     assert_exit 0 with_small_files "$TANDEM" train job.yaml -n 1 --set run.dir=limited \
         --set train.epochs=100 --set run.log_every_steps=1 --set checkpoint.every_epochs=50
     assert_equal "$(grep -c 'no longer complete' <<<"$err")" 1 "warnings about the metrics"
@@ -43,7 +43,7 @@ with_small_files() (
     exec "$@"
 )
 
-# A limit counts for memory that several workers have in common, too: one that is large enough changes
+# A limit counts for memory that several workers share, as well: one that is large enough changes
 # nothing, one that is too small is an error that names it.
 test_a_limit_on_files_for_several_workers() {
     (ulimit -f $((1 << 30)) && exec "$TANDEM" train job.yaml -n 2 --set run.dir=wide >wide.out) ||
@@ -73,7 +73,7 @@ test_a_read_only_directory() {
     fi
 }
 
-# Room for some of the checkpoints: those that do not fit are reported, training goes on to the end,
+# Room for some of the checkpoints: those that do not fit are reported, training continues to the end,
 # and the end says that it could not be saved.
 test_a_disk_that_fills_up() {
     mount_disk $((everything_kb / 2)) || skip "no small disk can be mounted here: $(cat mount.err)"
@@ -95,7 +95,7 @@ test_a_disk_that_fills_up() {
     done
     { [ "$count" -ge 2 ] && [ "$count" -le 13 ]; } || fail "$count of 15 checkpoints fitted"
     assert_equal "$(find disk -name '*.tmp')" "" "temporary files left"
-    # With room again it goes on from the last good one.
+    # With free space again it resumes from the last good one.
     mount -o "remount,size=$((everything_kb * 3))k" disk
     assert_exit 0 "$TANDEM" train --resume disk/tiny-1
     assert_contains "$err" "resuming from step"

@@ -49,7 +49,7 @@ test_the_libraries() {
     awk 'length($0) > 80 { exit 1 }' <<<"$out" || fail "lines of more than 80 columns: $out"
 }
 
-# Every transport has a line; one whose module is missing says so, and that is no problem.
+# Every transport has a line; one whose module is missing reports it, which is not an error.
 test_transports() {
     assert_exit 0 "$TANDEM" doctor --json
     local name

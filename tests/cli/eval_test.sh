@@ -26,7 +26,7 @@ test_the_split_of_the_job() {
 
 # All of it from single predictions, by awk: the truth is the last column, the prediction the second.
 test_numbers_follow_from_predictions() {
-    # All three classes of a sample stand in its line, so that the loss can be read off.
+    # The line of a sample has all three classes, so that the loss can be read off.
     "$TANDEM" predict "$run" test.csv --top 3 >p.csv
     local counted
     counted=$(awk -F , 'NR > 1 {

@@ -52,11 +52,11 @@ want=$(hash_in "$out")
 # start HOLDS OPTION...: two workers in the background; rank 1 stops before each of the steps HOLDS.
 launcher=
 start() {
-    local holds=$1 hold wishes=
+    local holds=$1 hold kills=
     shift
     rm -f held-*
-    for hold in $holds; do wishes+=${wishes:+,}forward:step=$hold:rank=1:signal=STOP:file=$work/held-$hold; done
-    TANDEM_TEST_KILL=$wishes timeout -k 5 240 "$TANDEM" train job.yaml -n 2 --json "$@" >run.out 2>run.err &
+    for hold in $holds; do kills+=${kills:+,}forward:step=$hold:rank=1:signal=STOP:file=$work/held-$hold; done
+    TANDEM_TEST_KILL=$kills timeout -k 5 240 "$TANDEM" train job.yaml -n 2 --json "$@" >run.out 2>run.err &
     launcher=$!
 }
 # await COMMAND...: until it succeeds, while the training lives.
@@ -70,7 +70,7 @@ await() {
         sleep 0.02
     done
 }
-# held STEP: waits until rank 1 stands there.
+# held STEP: waits until rank 1 is stopped there.
 held() {
     await test -s "held-$1"
     await is_stopped "$(cat "held-$1")"
@@ -150,7 +150,7 @@ test_a_disk_that_is_full_and_mended() {
     finish
     is_right
     ledger_is_whole
-    assert_equal "$(grep -c 'no checkpoint: ' run.err)" 2 "how often it was said that there is no checkpoint"
+    assert_equal "$(grep -c 'no checkpoint: ' run.err)" 2 "how often the missing checkpoint was reported"
     umount disk
 }
 
@@ -188,7 +188,7 @@ test_a_full_disk_takes_old_checkpoints() {
 }
 
 # A device whose end is missing for a while: from 1 MiB on. Before the run begins, files that only take room have
-# every free block in front of that, so all that the run writes lies behind it. What is there already comes back.
+# every free block in front of that, so all that the run writes is after it. What was written before can be read.
 cut=$((1 << 20))
 mount_breakable() {
     mount_ext4 8 || return 1
@@ -205,7 +205,7 @@ mount_breakable() {
     sync -f disk
 }
 break_device() {
-    sync -f disk 2>/dev/null || true # it tells of earlier errors, too
+    sync -f disk 2>/dev/null || true # it reports earlier errors as well
     tail -c +$((cut + 1)) image >rest
     truncate -s "$cut" image
     losetup -c "$loop"
@@ -344,7 +344,7 @@ test_a_worker_that_is_killed_for_want_of_memory() {
     local victim kills own_kb spare_kb=32768 hog
     victim=$(cat held-45)
     own_kb=$(awk '/^RssAnon:/ { print $2 }' "/proc/$victim/status")
-    [ "$own_kb" -gt 1024 ] || fail "the worker has $own_kb KB of its own"
+    [ "$own_kb" -gt 1024 ] || fail "the worker has $own_kb KB of private memory"
     echo 1000 >"/proc/$victim/oom_score_adj"
     kills=$(oom_kills)
     limit $(($(cat "$cgroup/$usage_file") + (spare_kb << 10)))

@@ -53,7 +53,7 @@ test_failures_do_not_stop_the_others() {
     assert_contains "$(cat err.txt)" "cannot write the output"
 }
 
-# The file itself, byte for byte, whoever has written it and wherever it lies.
+# The hash of the file's bytes does not depend on who wrote the file or where it is.
 test_the_same_file() {
     local way i=0
     for way in "-n 1" "-n 2 --set parallel.zero=1 --set checkpoint.every_steps=3" \

@@ -70,7 +70,7 @@ test_files_that_are_no_jobs() {
     assert_exit 2 "$TANDEM" job check large.yaml
 }
 
-# A key that the model does not use is no mistake, but likely not what was meant.
+# A key that the model does not use is not an error, but probably not what the user meant.
 test_keys_without_effect() {
     assert_exit 0 "$TANDEM" job check job.yaml --set model.channels=[4]
     assert_contains "$err" "warning: --set: 'model.channels' has no effect: the model mlp does not"
@@ -136,7 +136,7 @@ test_keys() {
     assert_lacks "$out" "train.batch"
     assert_contains "$all" "$(head -1 <<<"$out")"
     assert_exit 0 "$TANDEM" job keys --json
-    # A key that is a mapping has keys of its own, and so may those.
+    # A key that is a mapping has keys below it, which can be mappings again.
     assert_equal "$(python3 -c 'import json, sys
 def count(keys): return sum(1 + count(key.get("keys", [])) for key in keys)
 print(count(json.load(sys.stdin)))' <<<"$out")" \

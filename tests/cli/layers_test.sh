@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Networks of one's own, from the list of layers in a job: the same bits for any number of workers and
+# User-defined networks, from the list of layers in a job: the same bits for any number of workers and
 # after an interruption; checkpoints that carry the list; and mistakes, told with their places.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
@@ -122,7 +122,7 @@ test_checkpoints_carry_the_list() {
     printf '%s\n' "$out" >shown.yaml
     assert_exit 0 "$TANDEM" job show shown.yaml
     assert_equal "$out" "$(cat shown.yaml)" "the job shown of what was shown"
-    # Another list is another model: a run cannot go on with it.
+    # Another list is another model: a run cannot resume with it.
     sed 's/channels: 6/channels: 7/' residual.yaml >other.yaml
     assert_exit 4 "$TANDEM" train other.yaml -q --resume carried/residual-1
     assert_contains "$err" "layers[0]: {conv: {channels: 7, "

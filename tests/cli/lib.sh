@@ -1,18 +1,21 @@
 # shellcheck shell=bash
 # lib.sh: what the tests of the command line share; to be sourced.
 #
-# $TANDEM is the binary. Each test gets a directory of its own, $work, which is the current directory and
+# $TANDEM is the binary. Each test gets its directory, $work, which is the current directory and
 # is removed at the end, and begins with HOME, TERM and colours as a batch job would find them. A
 # check that fails says where and ends the test; a test that cannot run here ends with 77, which
-# CTest reports as skipped. Workers and agents outlive their launcher; so each test has a runtime
-# directory of its own, and whoever has that directory's name in its environment is killed at the end, as
-# are jobs of the shell that are left.
+# CTest reports as skipped. Workers and agents outlive their launcher: so each test has a separate
+# runtime directory, and all processes with the name of that directory in their environment are killed
+# at the end, as are jobs of the shell that are left.
 set -euo pipefail
 
 # shellcheck disable=SC2034 # for the tests
 source_root=$PWD script=$(realpath "$0")
 : "${TANDEM:?set TANDEM to the tandem binary}"
 TANDEM=$(realpath "$TANDEM")
+# A program with a sanitizer is slow: tests run fewer processes then.
+# shellcheck disable=SC2034 # for the tests
+if grep -qE '__(asan|tsan)_init' "$TANDEM"; then slow=1; else slow=0; fi
 work=$(mktemp -d "${TMPDIR:-/tmp}/tandem-cli.XXXXXX")
 unset NO_COLOR
 export TERM=dumb LC_ALL=C TANDEM_RUNTIME=$work/.runtime

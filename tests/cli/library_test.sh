@@ -53,7 +53,7 @@ test_the_resolved_job_names_the_file_and_its_hash() {
 test_resume_is_exact() {
     assert_exit 0 "$TANDEM" train job.yaml -n 2 --set train.epochs=1 --set name=cut
     assert_exit 0 "$TANDEM" train --resume runs/cut-1 --set train.epochs=3 -n 4 --json
-    assert_equal "$(hash_in "$out")" "$one" "the hash after going on"
+    assert_equal "$(hash_in "$out")" "$one" "the hash after resuming"
 }
 
 test_other_commands_load_it() {

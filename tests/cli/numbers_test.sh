@@ -100,7 +100,7 @@ test_resume_after_a_skip() {
     done
 }
 
-# What stopped a run may be skipped when it goes on: up to there both are the same.
+# A step that stopped a run can be skipped when the run resumes: up to there both are the same.
 test_stop_then_skip() {
     local step
     assert_exit 3 "$TANDEM" train job.yaml "${sets[@]}" --set data.shuffle=false \

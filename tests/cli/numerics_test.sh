@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What decides bits beside job and data: it is in checkpoints and logs, going on with other numerics is told,
+# What decides bits beside job and data: it is in checkpoints and logs, resuming with other numerics is reported,
 # and ranks that differ in it do not train together.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
@@ -66,7 +66,7 @@ test_other_numerics_are_told() {
     rm -r runs
 }
 
-# mixed NUMERICS: two ranks, of which each has a level of its own.
+# mixed NUMERICS: two ranks, each with a different level.
 mixed() {
     # shellcheck disable=SC2016 # each rank's own
     "$TANDEM" run -n 2 -- sh -c 'TANDEM_ISA=v$((3 - TANDEM_RANK)) exec "$0" train job.yaml "$@"' "$TANDEM" \

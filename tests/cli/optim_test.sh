@@ -77,7 +77,7 @@ test_what_is_added_to_a_loss() {
     done
 }
 
-# A key at its default is no part of the hash, so that older runs go on; above it, it is.
+# A key at its default is not part of the hash, so that older runs can resume; with another value, it is.
 test_losses_on_resume() {
     assert_exit 0 "$TANDEM" train job.yaml -q --set run.dir=losses --set train.epochs=1
     assert_exit 4 "$TANDEM" train job.yaml -q --resume losses/tiny-1 --set train.label_smoothing=0.1
@@ -86,7 +86,7 @@ test_losses_on_resume() {
     assert_exit 2 "$TANDEM" train job.yaml -q --set train.label_smoothing=1
 }
 
-# Ends a run after $1 steps and goes on with it; the state and the metrics must be those of the run
+# Ends a run after $1 steps and resumes it; the state and the metrics must be those of the run
 # that never ended: goes_on STEPS ARGUMENTS...
 goes_on() {
     local stop=$1 expected

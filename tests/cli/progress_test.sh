@@ -13,7 +13,7 @@ make_job job.yaml
 train=("$TANDEM" train job.yaml -n 1 --set train.epochs=1000000000 --set checkpoint.every_epochs=never
     --set data.test_fraction=0.2 --set eval.every_epochs=100)
 
-number=0 # a server of its own for each terminal: one that is going down takes no new ones
+number=0 # a server for each terminal: one that is ending accepts no new ones
 terminal() { TMUX_TMPDIR=$work tmux -L "t$number" -f /dev/null "$@"; }
 end_terminal() { terminal kill-server 2>/dev/null || true; }
 clean_up() { end_terminal; }
@@ -96,7 +96,7 @@ test_a_narrow_window() {
     stop
 }
 
-# As a hand does it: column by column. Nothing stale may stand on the screen or above it.
+# The terminal is resized as by hand, column by column. No old text may remain on the screen or above it.
 test_dragged() {
     local columns
     begin 110 16

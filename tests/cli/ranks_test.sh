@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Ranks that are processes: the same bits for any number of them, real kills and signals, errors that
-# are said once, and cases in which some rank has nothing to do. In a session the others go on when one
+# are said once, and cases in which some rank has nothing to do. In a session the others continue when one
 # dies; in a fixed world, as 'tandem run' starts it, all end. Nothing may hang: every command here has a
 # deadline.
 # shellcheck source=tests/cli/lib.sh
@@ -12,8 +12,6 @@ make_job job.yaml
 deadline=150
 mkdir tmp
 export TMPDIR=$work/tmp # where the launcher's traces go
-# Sanitizers make every process slow; fewer of them tell enough there.
-if grep -qE '__(asan|tsan)_init' "$TANDEM"; then slow=1; else slow=0; fi
 
 train() { timeout "$deadline" "$TANDEM" train "$@"; }
 
@@ -134,7 +132,7 @@ assert_good_state() {
     assert_equal "$(hash_in "$out")" "$hash" "the state after $step steps without a disturbance"
 }
 
-# Whoever it is, in the middle of a step: the others go on, and the end is that of an undisturbed run.
+# Any rank dies in the middle of a step: the others continue, and the result is that of an undisturbed run.
 test_training_goes_on_without_a_killed_rank() {
     local victim hash
     assert_exit 0 train job.yaml -q -n 1 --set run.dir=alive
@@ -163,7 +161,7 @@ test_a_kill_and_nothing_but_json() {
     assert_contains "$(cat json/tiny-1/log.jsonl)" "killed by signal 9"
 }
 
-# In a world that is fixed, nobody can go on alone.
+# In a fixed world, no rank can continue alone.
 test_a_killed_rank_of_a_fixed_world_is_named() {
     local victim victims=(0 2) begin fixed=1
     for victim in "${victims[@]}"; do
@@ -269,7 +267,7 @@ test_ranks_that_differ() {
     assert_exit 0 "${world[@]}" '"$0" train job.yaml --set run.dir=differ-$TANDEM_RANK -q --set memory.limit=$((TANDEM_RANK + 8))GiB' "$TANDEM"
 }
 
-# While ranks wait for each other there is no step to be finished.
+# While ranks wait for each other they have no step to finish.
 test_stopped_while_ranks_meet() {
     local launcher begin
     "$TANDEM" run -n 1 --size 2 --rendezvous "$work/meet" -- "$TANDEM" train job.yaml \
@@ -295,13 +293,13 @@ test_other_launchers() {
     assert_contains "$err" "rank 0 of 2"
     assert_exit 2 timeout "$deadline" "$TANDEM" run -n 5 -- "$TANDEM" train job.yaml --set run.dir=other
     assert_equal "$(count '5 workers need at least as many lanes, but the job has 4' "$err")" 1 "refusals in: $err"
-    # Slurm numbers batch scripts, too; those are no ranks.
+    # Slurm numbers batch scripts as well, which are not ranks.
     assert_exit 0 env SLURM_PROCID=0 SLURM_NTASKS=4 timeout "$deadline" "$TANDEM" train job.yaml -q -n 2 \
         --set run.dir=other
     assert_equal "$(hash_in "$out")" "$hash" "the hash in a batch script"
 }
 
-# Two ranks on hosts of their own, each in its own directory.
+# Two ranks on two hosts, each in its own directory.
 on_hosts() {
     # shellcheck disable=SC2016 # for the rank's own shell
     timeout "$deadline" "$TANDEM" run -n 2 --run failed -- sh -c \

@@ -80,7 +80,7 @@ test_gradients_are_those_of_the_run() {
         fail "the losses of the lanes do not add up: $out"
 }
 
-# is_past STEP: the run in progress has gone on beyond it.
+# is_past STEP: the run in progress is beyond it.
 is_past() {
     local last
     last=$(tail -n 1 dead/tiny-1/metrics.jsonl 2>/dev/null | grep -o '"step":[0-9]*' | sed 's/.*://') || return 1

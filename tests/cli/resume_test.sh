@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `tandem train --resume`: what it goes on with, what it refuses, and what it does about damage. That
+# `tandem train --resume`: what it resumes from, what it refuses, and how it handles damage. That
 # it also ends in the same bits after real interruptions is in signals_test.sh.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
@@ -30,9 +30,9 @@ copy() {
 
 # The run in $1 has reached the end of the undisturbed one.
 assert_whole() {
-    assert_equal "$(hash_in "$out")" "$whole" "the hash after going on"
+    assert_equal "$(hash_in "$out")" "$whole" "the hash after resuming"
     steady_metrics "$1/metrics.jsonl" >"$1.metrics"
-    assert_same_files "$1.metrics" whole.metrics "metrics after going on"
+    assert_same_files "$1.metrics" whole.metrics "metrics after resuming"
 }
 
 # Overwrites the four bytes at the middle of a file.
@@ -55,7 +55,7 @@ test_a_finished_run() {
     assert_whole runs/finished
 }
 
-# Keys that decide only where a run ends bring tensors of their own, which this checkpoint lacks.
+# Keys that decide only where a run ends need tensors that this checkpoint does not have.
 test_a_finished_run_with_other_keys() {
     copy keys
     local set
@@ -94,7 +94,7 @@ test_the_newest_run() {
     assert_exit 0 "$TANDEM" train "${auto[@]}" -q
     assert_equal "$(hash_in "$out")" "$whole" "the hash of a new run"
     for run in 2 10; do cp -a newest/tiny-1 "newest/tiny-$run"; done
-    rm newest/tiny-10/checkpoints/step-00000000001*.safetensors # it goes on from step 8
+    rm newest/tiny-10/checkpoints/step-00000000001*.safetensors # it resumes from step 8
     mkdir -p newest/tiny-11/checkpoints newest/tinytiny-12/checkpoints newest/other-13
     cp newest/tiny-1/job.yaml newest/tiny-11
     assert_exit 0 "$TANDEM" train "${auto[@]}"
@@ -209,7 +209,7 @@ test_training_further() {
     steady_metrics runs/further/metrics.jsonl >further.metrics
     steady_metrics long/tiny-1/metrics.jsonl >long.metrics
     assert_same_files further.metrics long.metrics "metrics of a run that was made longer"
-    # And a shorter end than where it stands is no reason to train.
+    # A run that is already beyond its new end trains no step.
     assert_exit 0 "$TANDEM" train --resume runs/further --set train.steps=3
     assert_contains "$out" "nothing to do: the run is at step 20, after its last step 3"
     assert_contains "$err" "at step 20, which is after the last step 3"
@@ -275,10 +275,10 @@ test_damage_is_not_kept_instead_of_good_ones() {
     assert_exit 0 "$TANDEM" train --resume runs/keep --set checkpoint.keep=1 --set train.steps=11
     assert_exit 0 "$TANDEM" train --resume runs/keep --set train.steps=12
     assert_contains "$err" "resuming from step 11 of 12"
-    assert_equal "$(hash_in "$out")" "$whole" "the hash after going on twice"
+    assert_equal "$(hash_in "$out")" "$whole" "the hash after resuming twice"
 }
 
-# What is not damaged but out of reach is no reason to throw work away.
+# A checkpoint that cannot be read, but is not damaged, must not be replaced by an older one.
 test_a_checkpoint_out_of_reach() {
     copy reach
     mkdir runs/reach/checkpoints/step-000000000099.safetensors

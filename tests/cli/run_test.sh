@@ -79,7 +79,7 @@ test_job() {
     [[ $out =~ ^[0-9a-f]{64}\ auto$ ]] || fail "no hash of the job: $out"
     local hash=${out% *}
     assert_exit 0 "$TANDEM" run -n 1 --job job.yaml --set comm.transport=mpi -- sh -c "$show"
-    assert_equal "$out" "$hash mpi" "what carries bytes is no part of the job's hash"
+    assert_equal "$out" "$hash mpi" "the transport is not part of the job's hash"
     assert_exit 0 "$TANDEM" run -n 1 --job job.yaml --transport shm -- sh -c "$show"
     assert_equal "$out" "$hash shm" "the option wins"
     assert_exit 0 "$TANDEM" run -n 1 --job job.yaml --set seed=9 -- sh -c "$show"

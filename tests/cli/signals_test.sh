@@ -31,7 +31,7 @@ sleep_somewhat() {
 }
 
 # disturb SIGNAL RUNS: trains in RUNS/tiny-1, sends the signal at a random moment, SIGKILL to all as in a
-# power cut, goes on with another number of workers, and so on until the end. Counts what hit in $hits.
+# power cut, resumes with another number of workers, and so on until the end. Counts what hit in $hits.
 hits=0
 disturb() {
     local signal=$1 run=$2/tiny-1 words=(job.yaml) code pid tries
@@ -43,7 +43,7 @@ disturb() {
         wait_for 60 has_checkpoint_or_ended "$run" "$pid"
         sleep_somewhat
         kill -s "$signal" "$pid" 2>/dev/null || true
-        [ "$signal" != KILL ] || end_sessions # workers would go on without their launcher
+        [ "$signal" != KILL ] || end_sessions # workers would continue without their launcher
         code=0
         { wait "$pid" || code=$?; } 2>/dev/null
         [ "$code" -eq 0 ] && break
@@ -178,7 +178,7 @@ test_a_run_in_use() {
     assert_exit 0 "$TANDEM" train job.yaml "${common[@]}" --resume used/tiny-1
 }
 
-# has_saved RUN COUNT: there are so many checkpoints.
+# has_saved RUN COUNT: the run has COUNT checkpoints.
 has_saved() { [ "$(find "$1/checkpoints" -name 'step-*.safetensors' 2>/dev/null | wc -l)" -ge "$2" ]; }
 
 # save_by COUNT COMMAND...: it makes the run in saves/tiny-1 write its checkpoint number COUNT.
@@ -197,7 +197,7 @@ saving_run() { # saving_run COUNT: workers
 }
 # is_past STEP: training has come further.
 is_past() { [ "$(tail -1 saves/tiny-1/metrics.jsonl | json_value step)" -gt "$1" ]; }
-# The run has gone on since its newest checkpoint; it ends with one more.
+# The run has trained more steps since its newest checkpoint; it ends with another one.
 end_saving_run() { # end_saving_run PID
     local code=0 newest step
     newest=$(find saves/tiny-1/checkpoints -name 'step-*.safetensors' | sort | tail -1)
@@ -208,10 +208,10 @@ end_saving_run() { # end_saving_run PID
     assert_equal "$code" 130 "the exit code"
     assert_exit 0 "$TANDEM" checkpoint verify saves/tiny-1
     assert_contains "$out" "$newest"
-    [[ $(grep -c '^good' <<<"$out") -gt $2 ]] || fail "it has not gone on after $newest"
+    [[ $(grep -c '^good' <<<"$out") -gt $2 ]] || fail "it has not continued after $newest"
 }
 
-# SIGUSR1 to anybody of a run, or 'checkpoint now': a checkpoint, and training goes on.
+# SIGUSR1 to any process of a run, or 'checkpoint now': a checkpoint, and training continues.
 test_save_and_go_on() {
     local pid list
     saving_run 1

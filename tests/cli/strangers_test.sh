@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Another user of the host, and a run's directory that somebody else has filled: they neither keep a run from
-# going on nor make it write elsewhere. Takes root, to become another user; without it the test is skipped.
+# continuing nor make it write elsewhere. Needs root, to become another user; without it the test is skipped.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
 source "$source_root/tests/cli/train_lib.sh"
 [ "$(id -u)" -eq 0 ] || skip "only root can become another user"
-command -v setpriv >/dev/null || skip "there is no setpriv"
+command -v setpriv >/dev/null || skip "setpriv is not installed"
 readonly stranger=65533
 as_stranger() { setpriv --reuid $stranger --regid $stranger --clear-groups "$@"; }
 chmod 755 "$work"

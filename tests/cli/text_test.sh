@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A model of texts from end to end: training, the same bits for any number of workers, going on,
+# A model of texts from end to end: training, the same bits for any number of workers, resuming,
 # evaluation, and `tandem generate`.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
@@ -72,7 +72,7 @@ test_going_on() {
     hash=$(hash_in "$out")
     rm whole/text-1/checkpoints/*9.safetensors
     assert_exit 0 "$TANDEM" train --resume whole/text-1 -n 3
-    assert_equal "$(hash_in "$out")" "$hash" "the hash after going on"
+    assert_equal "$(hash_in "$out")" "$hash" "the hash after resuming"
     # Another text is another run.
     make_text 400 text.txt 2
     assert_exit 4 "$TANDEM" train --resume whole/text-1
@@ -86,7 +86,7 @@ test_eval() {
     assert_equal "$(json_value loss <<<"$out" | cut -c 1-8)" \
         "$(json_value test_loss <<<"$trained" | cut -c 1-8)" "the loss"
     local samples tokens
-    out=${out%%\"classes\"*} # classes have samples, too
+    out=${out%%\"classes\"*} # classes have samples as well
     samples=$(json_value samples <<<"$out") tokens=$(json_value tokens <<<"$out")
     assert_equal "$tokens" $((24 * samples)) "tokens"
     assert_exit 0 "$TANDEM" eval "$run" --json --batch 1

@@ -11,7 +11,6 @@ make_data 60 test.csv 2
 make_job job.yaml
 # Wide enough for kernels to use threads.
 wide=(--set 'model.hidden=[600, 600]' --set train.batch=128 --set parallel.lanes=2 --set data.test=test.csv)
-if grep -qE '__(asan|tsan)_init' "$TANDEM"; then slow=1; else slow=0; fi
 
 # A text and a small model of it.
 make_text() {

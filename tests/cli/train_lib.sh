@@ -68,6 +68,17 @@ wait_for() {
     done
 }
 
+# wait_for_tasks CODE: all processes in the array tasks must end with that code. They write task.N.err.
+wait_for_tasks() {
+    local task code
+    # shellcheck disable=SC2154 # the test sets it
+    for task in "${tasks[@]}"; do
+        code=0
+        wait "$task" || code=$?
+        assert_equal "$code" "$1" "a task's code, after $(cat task.*.err)"
+    done
+}
+
 # is_stopped PID: whether all threads of the process are stopped by a signal. TANDEM_TEST_KILL=...:signal=STOP:file=F writes F just
 # before the process stops itself: a test that continues the process waits for this first, or its SIGCONT is lost.
 is_stopped() {

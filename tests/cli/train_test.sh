@@ -157,7 +157,7 @@ test_a_test_set_is_measured() {
     assert_equal "$(json_value test_samples <<<"$out")" 150
 }
 
-# bad_start CODE TEXT ARGUMENTS...: it ends so, says so, and leaves no directory behind.
+# bad_start CODE TEXT ARGUMENTS...: it exits with CODE, prints TEXT, and leaves no directory behind.
 bad_start() {
     local code=$1 text=$2
     shift 2

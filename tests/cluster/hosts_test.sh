@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Sessions on several hosts, by ssh and etcd. The hosts are this one under two names, each with a runtime
-# directory of its own, and ssh is a script that starts a shell; etcd is a real one on the loopback device.
-# Where it is not installed (make setup-etcd does) this test says so and is skipped (77).
+# separate directory, and ssh is a script that starts a shell; etcd is a real one on the loopback device.
+# Without etcd (make setup-etcd installs it) this test is skipped (77).
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
 source "$source_root/tests/cli/train_lib.sh"
-command -v etcd >/dev/null || skip "there is no etcd (make setup-etcd installs it)"
+command -v etcd >/dev/null || skip "etcd is not installed (make setup-etcd)"
 [[ $("$TANDEM" doctor 2>/dev/null) == *etcd* ]] || skip "this build knows no etcd"
 make_data 150 data.csv
 make_job job.yaml
@@ -129,15 +129,11 @@ as_tasks() {
 slurm_job=0 around=()
 # tasks_end CODE: they end with that code, all of them, and leave nothing.
 tasks_end() {
-    local task code
-    for task in "${tasks[@]}"; do
-        code=0
-        wait "$task" || code=$?
-        assert_equal "$code" "$1" "a task's code, after $(cat task.*.err)"
-    done
+    local node
+    wait_for_tasks "$1"
     wait_for "$deadline" is_clean
-    for code in 0 1; do
-        [ -z "$(ls -A "runtime-node$code")" ] || fail "left on node $code: $(ls "runtime-node$code")"
+    for node in 0 1; do
+        [ -z "$(ls -A "runtime-node$node")" ] || fail "left on node $node: $(ls "runtime-node$node")"
     done
 }
 

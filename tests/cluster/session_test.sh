@@ -321,12 +321,7 @@ as_tasks() {
 slurm_job=0
 # tasks_end CODE: waits until all tasks have exited with that code, and checks that no files remain.
 tasks_end() {
-    local task code
-    for task in "${tasks[@]}"; do
-        code=0
-        wait "$task" || code=$?
-        assert_equal "$code" "$1" "a task's code, after $(cat task.*.err)"
-    done
+    wait_for_tasks "$1"
     wait_for "$deadline" is_clean
 }
 

@@ -200,7 +200,7 @@ static void make_parts(const trial *t, world *w, int rank, buffers *b, tdm_call 
     b->parts = tdm_arena_array(w->arena, (size_t)b->part_count, sizeof(void *));
     b->part_copies = tdm_arena_alloc(w->arena, (size_t)b->part_count * bytes, 0);
     for (int i = 0; i < b->part_count; i++) {
-        /* In place: the first part lies in `out`, where that is large enough. */
+        /* In place: the first part is in `out`, where that is large enough. */
         bool at_out = t->in_place && !t->cuts && i == 0 && b->out_bytes >= bytes;
         b->parts[i] = at_out ? b->out : tdm_arena_alloc(w->arena, bytes, 0);
         CHECK(node_value(t, t->lanes->lane_count, nodes[i], t->lanes->lane_count, b->parts[i]));

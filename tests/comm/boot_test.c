@@ -118,7 +118,7 @@ static void turn_away_every_misfit(tdm_security security)
         CHECK_HAS(shared->warning, cases[i].first);
         CHECK_HAS(shared->warning, cases[i].second);
     }
-    /* Who does not know the secret learns nothing else, whatever else is wrong. */
+    /* A rank without the secret learns nothing else, even if more is wrong. */
     tdm__frame misfit = right_join(&w);
     misfit.size = 7;
     tdm__frame answer = knock(&meeting, misfit, "");
@@ -280,7 +280,7 @@ static void missing_ranks_are_named(void)
 
 /* ---- strangers -------------------------------------------------------------------------------------------- */
 
-/* Something that is no rank: `kind` says what it does. Returns its socket, or -1. */
+/* A client that is not a rank: `kind` selects what it does. Returns its socket, or -1. */
 static int send_stranger(tdm__rendezvous *meeting, int kind, tdm_rng *rng)
 {
     int fd = -1;

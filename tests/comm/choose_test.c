@@ -336,7 +336,7 @@ static void lanes_are_checked(void)
     all[7] = 0;
     CHECK_INT(tdm__lanes_check(&(tdm_lanes){8, good, all}, 3, &err), TDM_OK);
 
-    /* Who brings the same has the same hash, who does not has another. */
+    /* Ranks with the same choices have the same hash, others have another. */
     uint64_t hash = tdm__lanes_hash(&(tdm_lanes){8, good, NULL}, 3);
     int64_t same[] = {0, 3, 3, 8}, other[] = {0, 3, 4, 8};
     CHECK(hash == tdm__lanes_hash(&(tdm_lanes){8, same, NULL}, 3));

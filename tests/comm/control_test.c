@@ -60,7 +60,7 @@ static bool thread_is_gone(int thread)
 
 static int rank_that_exchanges(const world *w, int rank)
 {
-    pthread_t first; /* a sanitizer starts a thread of its own beside the first */
+    pthread_t first; /* a sanitizer starts another thread beside the first */
     int first_id = 0;
     CHECK_INT(pthread_create(&first, NULL, note_thread, &first_id), 0);
     pthread_join(first, NULL);
@@ -204,7 +204,7 @@ static void death_is_told_to_all(void)
 
 /* ---- leaving -------------------------------------------------------------------------------------------- */
 
-/* Rank 0 leaves first, and takes the hub with it. The others know, go on, and end. */
+/* Rank 0 leaves first, and takes the hub with it. The others notice, continue, and end. */
 static int rank_that_leaves(const world *w, int rank)
 {
     tdm__control *control = join(w, rank);
@@ -371,7 +371,7 @@ static void a_stopped_rank_is_not_lost(void)
     finish(&w);
 }
 
-/* Rank 0 is stopped for longer than is allowed, and killed; or rank 1, and goes on: then it does not take
+/* Rank 0 is stopped for longer than is allowed, and killed; or rank 1, and continues: then it does not take
  * rank 0 for dead, which has only closed the connection. */
 static int rank_that_gives_up(const world *w, int rank)
 {
@@ -527,7 +527,7 @@ static void slow_news(void *user, const tdm__news *news)
     }
 }
 
-/* Rank 0 says what went wrong, and leaves at once. Who asks then has heard it before it is left without
+/* Rank 0 says what went wrong, and leaves at once. A rank that asks then has received it before it is left without
  * an answer. */
 static int rank_that_asks_too_late(const world *w, int rank)
 {

@@ -12,6 +12,7 @@
 #include "boot/boot.h"
 #include "comm/count_in.h"
 #include "net/socket.h"
+#include "world.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -64,9 +65,7 @@ typedef struct world {
 
 static inline void pause_s(double seconds)
 {
-    nanosleep(&(struct timespec){.tv_sec = (time_t)seconds,
-                                 .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)},
-              NULL);
+    check_sleep_s(seconds);
 }
 
 /* False when it did not become true in time. */
@@ -94,15 +93,10 @@ static inline void forget_warnings(void)
 
 static inline int start_one(const world *w, int rank)
 {
-    fflush(NULL);
-    int pid = fork();
+    int pid = world_fork(RANK_S);
     if (pid != 0) return pid;
-    alarm(RANK_S);
-    check_failures = 0;
     tdm_log_add_sink(on_log, NULL, TDM_LOG_WARN);
-    int code = w->rank(w, rank);
-    fflush(NULL);
-    _exit(check_failures ? 99 : code);
+    world_exit(w->rank(w, rank));
 }
 
 static inline void start(world *w)
@@ -114,15 +108,13 @@ static inline void start(world *w)
 /* The exit status of a rank; 1000 + signal when one ended it. */
 static inline int finish_one(int pid)
 {
-    int status = 0;
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
-    return WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
+    return world_end(pid);
 }
 
 static inline void finish(const world *w)
 {
     for (int i = 0; i < w->size; i++)
-        CHECK_INT(finish_one(w->pids[i]), i == w->victim ? 1000 + SIGKILL : 0);
+        CHECK_INT(finish_one(w->pids[i]), i == w->victim ? WORLD_SIGNALLED + SIGKILL : 0);
 }
 
 static inline tdm_comm_options options_of(const world *w, int rank)
@@ -156,7 +148,7 @@ static inline tdm__control *join(const world *w, int rank)
 }
 
 /* Names that no other run of this test uses, and a port that is free now. The kernel gives ports from
- * 32768 on to whoever connects anywhere: one of those might be taken before rank 0 listens. */
+ * 32768 on to clients: one of those might be taken before rank 0 listens. */
 static inline const char *unix_name(void)
 {
     static char text[64];
@@ -194,21 +186,18 @@ static inline const char *file_name(void)
     return text;
 }
 
-/* Tests that do little but wait: each in a process of its own, with a board of its own, at once. */
+/* Tests that do little but wait: all at once, each in a process with a separate board. */
 static inline void run_at_once(void (*const *tests)(void), int count)
 {
     int pids[MAX_RANKS];
-    fflush(NULL);
     for (int i = 0; i < count; i++) {
-        pids[i] = fork();
+        pids[i] = world_fork(2 * RANK_S);
         if (pids[i] != 0) continue;
-        check_failures = 0;
         shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
                       0);
         if (shared == MAP_FAILED) _exit(1);
         tests[i]();
-        fflush(NULL);
-        _exit(check_failures ? 1 : 0);
+        world_exit(0);
     }
     for (int i = 0; i < count; i++) CHECK_INT(finish_one(pids[i]), 0);
 }

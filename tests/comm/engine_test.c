@@ -294,7 +294,7 @@ static void pass_messages(story *s, tdm_comm *comm, int rank)
     CHECK_INT(got[99999], left + 1);
     CHECK_INT(tdm_request_wait(request, &err), TDM_OK);
     CHECK_INT(tdm_group_send(world, rank, 1, small, 3, &err), TDM_ERR_INVALID);
-    /* Sizes that differ are a disagreement, too. */
+    /* Sizes that differ are a mismatch as well. */
     if (rank == 0) note(s, 0, tdm_group_send(world, 1, 9, small, 3, &err), &err);
     if (rank == 1) note(s, 1, tdm_group_recv(world, 0, 9, got, 4, &err), &err);
 }

@@ -3,20 +3,20 @@
  * into uneven slices and gathers of such slices, of all sizes and priorities, from a thread that computes
  * in between.
  *
- *   flood_test TRANSPORT RANKS...     starts worlds of so many ranks, one after the other
+ *   flood_test TRANSPORT RANKS...     starts a world of each number of RANKS, one after the other
  *   flood_test --rank                 is one of them (also what mpirun starts)
  *
  * TRANSPORT is shm, ucx, shm+ucx (two ranks a host, as TANDEM_HOST says), or sim. All ranks draw the same
- * calls; each comes to them at its own time and waits for them in an order of its own. Numbers are whole,
+ * calls; each starts them at a different time and waits for them in a different order. Numbers are whole,
  * so their sums are exact. What the calls take of memory beside their buffers has a bound. A second case
  * has one rank wait for calls before it starts others that are more urgent and larger than what may be
  * on its way at a time; a third looks at the memory that ranks of a node share.
  */
-#include "../rank_env.h"
 #include "base/base.h"
 #include "comm/comm.h"
 #include "sim/simulator.h"
 #include "transport/registry.h"
+#include "world.h"
 
 #include <tandem/os.h>
 
@@ -337,30 +337,33 @@ static bool run_sim(int size)
     return status == TDM_OK && well_count == size;
 }
 
-static pid_t start_rank(const char *transport, int rank, int size)
+typedef struct flood_world {
+    const char *transport;
+    int size;
+} flood_world;
+
+static int start_rank(void *user, int rank)
 {
-    pid_t pid = fork();
-    if (pid != 0) return pid;
-    char text[64];
-    snprintf(text, sizeof(text), "flood-%d-%d", (int)getppid(), size);
-    rank_env_set(&(rank_env){
-        .meeting = text, .transport = transport, .rank = rank, .size = size, .deadline_s = 60});
-    snprintf(text, sizeof(text), "host%d", rank / HOST_RANKS);
-    if (strchr(transport, '+')) setenv("TANDEM_HOST", text, 1);
-    execl("/proc/self/exe", "flood_test", "--rank", (char *)NULL);
-    _exit(127);
+    const flood_world *f = user;
+    char meeting[64], host[32];
+    snprintf(meeting, sizeof(meeting), "flood-%d-%d", (int)getppid(), f->size);
+    snprintf(host, sizeof(host), "host%d", rank / HOST_RANKS);
+    world_place_set(&(world_place){.meeting = meeting,
+                                   .transport = f->transport,
+                                   .host = strchr(f->transport, '+') ? host : NULL,
+                                   .rank = rank,
+                                   .size = f->size,
+                                   .deadline_s = 60});
+    world_exec("--rank", NULL);
 }
 
 static bool run_world(const char *transport, int size)
 {
-    pid_t pids[MAX_RANKS];
-    bool well = true;
-    for (int i = 0; i < size; i++) pids[i] = start_rank(transport, i, size);
-    for (int i = 0; i < size; i++) {
-        int state = 0;
-        well = waitpid(pids[i], &state, 0) == pids[i] && state == 0 && well;
-    }
-    return well;
+    world_ranks ranks;
+    flood_world f = {.transport = transport, .size = size};
+    world_ranks_start(&ranks, size, 190, start_rank, &f);
+    world_ranks_finish(&ranks, -1);
+    return check_failures == 0;
 }
 
 int main(int argc, char **argv)

@@ -4,6 +4,7 @@
  * in their hands, strangers on the socket, and what is left behind afterwards (nothing).
  */
 #include "base/base.h"
+#include "comm/count_in.h"
 #include "host_bench.h"
 
 #include <errno.h>
@@ -20,11 +21,11 @@
 static tdm__host *alone(void)
 {
     int rank = 0;
-    uint8_t address[MAX_BENCH_ADDRESS];
+    uint8_t address[HOST_BENCH_MAX_ADDRESS];
     size_t bytes = 0;
     tdm__host *host = NULL;
     tdm_error err = {0};
-    tdm__host_options options = {.ranks = &rank, .count = 1, .world = BENCH_WORLD};
+    tdm__host_options options = {.ranks = &rank, .count = 1, .world = HOST_BENCH_WORLD};
     CHECK_INT(tdm__host_create(&options, &host, address, &bytes, &err), TDM_OK);
     const uint8_t *addresses[] = {address};
     CHECK_INT(tdm__host_connect(host, addresses, &bytes, &err), TDM_OK);
@@ -45,7 +46,7 @@ static bool is_zero(const uint8_t *bytes, size_t count)
 
 static void blocks_are_zero_and_go_back(void)
 {
-    int fds = bench_open_fds();
+    int fds = count_in("/proc/self/fd");
     tdm__host *host = alone();
     int64_t before_kb = resident_kb(host);
     const size_t sizes[] = {0, 1, 64, 4095, 4096, 4097, 3 * MB, 4 * MB, 33 * MB + 5};
@@ -71,7 +72,7 @@ static void blocks_are_zero_and_go_back(void)
     CHECK(tdm__host_offset(host, host->base + host->at.end - 4, 5) == UINT64_MAX);
     CHECK_INT(tdm__host_offset(host, host->base + host->at.end - 4, 4), host->at.end - 4);
     tdm__host_destroy(host);
-    CHECK_INT(bench_open_fds(), fds);
+    CHECK_INT(count_in("/proc/self/fd"), fds);
 }
 
 static void too_much_is_an_error(void)
@@ -99,7 +100,7 @@ static void too_much_is_an_error(void)
 
     /* And the table, with the smallest ones. */
     uint64_t *many = calloc(TDM__MAX_HOST_BLOCKS, sizeof(*many));
-    int max = BENCH_SCALE(20000, 3000);
+    int max = HOST_BENCH_SCALE(20000, 3000);
     for (int i = 0; i < max; i++) CHECK(tdm__host_alloc(host, 1, &many[i], &err) == TDM_OK);
     for (int i = 0; i < max; i++) tdm__host_free(host, many[i]);
     for (uint32_t i = 0; i < TDM__MAX_HOST_BLOCKS; i++) CHECK(host->records[i] == 0);
@@ -116,7 +117,7 @@ static void too_much_is_an_error(void)
 static void bad_options_are_refused(void)
 {
     const int two[] = {3, 3}, ranks[] = {1, 2};
-    uint8_t address[MAX_BENCH_ADDRESS];
+    uint8_t address[HOST_BENCH_MAX_ADDRESS];
     size_t bytes;
     tdm__host *host = NULL;
     tdm__host_options options = {.rank = 3, .ranks = two, .count = 2};
@@ -131,7 +132,7 @@ static void bad_options_are_refused(void)
 /* With little address space the segment is smaller, and still works. */
 static void small_address_space(void)
 {
-    if (BENCH_SANITIZED) return;
+    if (HOST_BENCH_SANITIZED) return;
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
@@ -152,8 +153,8 @@ static void small_address_space(void)
 
 /* ---- several processes ------------------------------------------------------------------------- */
 
-/* All come here before any goes on. Counts in the slots of rank 0, so that none can be lost. */
-static void meet(bench *b, uint64_t round)
+/* All come here before any continues. Counts in the slots of rank 0, so that none can be lost. */
+static void meet(host_bench *b, uint64_t round)
 {
     _Atomic uint64_t *come = tdm__host_slot(b->host, 0, 0);
     if (atomic_fetch_add(come, 1) + 1 == round * (uint64_t)b->size)
@@ -165,13 +166,13 @@ static void meet(bench *b, uint64_t round)
     }
 }
 
-static void random_blocks(bench *b)
+static void random_blocks(host_bench *b)
 {
     enum { HELD = 24 };
     uint64_t held[HELD] = {0};
     size_t sizes[HELD];
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 5, .stream = (uint32_t)b->rank});
-    int rounds = BENCH_SCALE(4000, 300);
+    int rounds = HOST_BENCH_SCALE(4000, 300);
     for (int round = 0; round < rounds; round++) {
         int at = (int)tdm_rng_below(&rng, HELD);
         if (held[at]) {
@@ -198,12 +199,12 @@ static void random_blocks(bench *b)
 
 static void blocks_by_many(void)
 {
-    bench_run(&(bench_options){.size = 4, .body = random_blocks});
-    bench_run(&(bench_options){.size = 2, .body = random_blocks});
+    host_bench_run(&(host_bench_options){.size = 4, .body = random_blocks});
+    host_bench_run(&(host_bench_options){.size = 2, .body = random_blocks});
 }
 
 /* Pairs play ping-pong: the slot [even][odd] holds whose turn it is. */
-static void ping_pong(bench *b)
+static void ping_pong(host_bench *b)
 {
     int partner = b->rank ^ 1;
     _Atomic uint64_t *turn = tdm__host_slot(b->host, b->rank & ~1, b->rank | 1);
@@ -225,22 +226,22 @@ static void ping_pong(bench *b)
 
 static void no_ring_is_lost(void)
 {
-    uint64_t rounds = BENCH_SCALE(500000, 4000); /* a pair; two pairs: a million handshakes */
-    bench_run(&(bench_options){.size = 4, .body = ping_pong, .context = &rounds});
-    rounds = BENCH_SCALE(100000, 2000);
-    bench_run(&(bench_options){.size = 2, .body = ping_pong, .context = &rounds});
-    rounds = BENCH_SCALE(20000, 1000);
-    bench_run(&(bench_options){.size = 8, .body = ping_pong, .context = &rounds});
+    uint64_t rounds = HOST_BENCH_SCALE(500000, 4000); /* a pair; two pairs: a million handshakes */
+    host_bench_run(&(host_bench_options){.size = 4, .body = ping_pong, .context = &rounds});
+    rounds = HOST_BENCH_SCALE(100000, 2000);
+    host_bench_run(&(host_bench_options){.size = 2, .body = ping_pong, .context = &rounds});
+    rounds = HOST_BENCH_SCALE(20000, 1000);
+    host_bench_run(&(host_bench_options){.size = 8, .body = ping_pong, .context = &rounds});
 }
 
 /* The same with a bell in poll(): the pipe never has anything to say. */
-static void ping_pong_poll(bench *b)
+static void ping_pong_poll(host_bench *b)
 {
     int quiet[2];
     CHECK(pipe2(quiet, O_CLOEXEC) == 0);
     int partner = b->rank ^ 1;
     _Atomic uint64_t *turn = tdm__host_slot(b->host, b->rank & ~1, b->rank | 1);
-    const uint64_t rounds = BENCH_SCALE(40000, 1000);
+    const uint64_t rounds = HOST_BENCH_SCALE(40000, 1000);
     for (uint64_t at = (uint64_t)(b->rank & 1); at < rounds; at += 2) {
         for (;;) {
             uint32_t bell = tdm__host_bell(b->host);
@@ -260,7 +261,7 @@ out:
     close(quiet[1]);
 }
 
-static void waits_with_fds(bench *b)
+static void waits_with_fds(host_bench *b)
 {
     ping_pong_poll(b);
     meet(b, 1);
@@ -293,8 +294,8 @@ static void waits_with_fds(bench *b)
 
 static void bells_in_poll(void)
 {
-    bench_run(&(bench_options){.size = 4, .with_fds = true, .body = waits_with_fds});
-    bench_run(&(bench_options){.size = 2, .with_fds = false, .body = waits_with_fds});
+    host_bench_run(&(host_bench_options){.size = 4, .with_fds = true, .body = waits_with_fds});
+    host_bench_run(&(host_bench_options){.size = 2, .with_fds = false, .body = waits_with_fds});
 }
 
 static void timeouts(void)
@@ -318,7 +319,7 @@ static void timeouts(void)
 
 /* ---- death ------------------------------------------------------------------------------------- */
 
-static void dies_with_the_lock(bench *b)
+static void dies_with_the_lock(host_bench *b)
 {
     if (b->rank == 1) {
         pthread_mutex_lock(&b->host->segment->lock.mutex);
@@ -341,14 +342,14 @@ static void dies_with_the_lock(bench *b)
 static void a_dead_holder_hands_on(void)
 {
     int ends[3];
-    bench_run(&(bench_options){.size = 3, .body = dies_with_the_lock, .out_ends = ends});
-    CHECK_INT(ends[0], BENCH_ENDED_WELL);
-    CHECK_INT(ends[1], BENCH_KILLED);
-    CHECK_INT(ends[2], BENCH_ENDED_WELL);
+    host_bench_run(&(host_bench_options){.size = 3, .body = dies_with_the_lock, .out_ends = ends});
+    CHECK_INT(ends[0], HOST_BENCH_ENDED_WELL);
+    CHECK_INT(ends[1], HOST_BENCH_KILLED);
+    CHECK_INT(ends[2], HOST_BENCH_ENDED_WELL);
 }
 
 /* Rank 0 takes, checks and frees; its neighbours do so until they are killed in the midst of it. */
-static void killed_at_random(bench *b)
+static void killed_at_random(host_bench *b)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 9, .stream = (uint32_t)b->rank});
     if (b->rank > 0) {
@@ -373,11 +374,12 @@ static void killed_at_random(bench *b)
 
 static void blocks_outlive_killed_ranks(void)
 {
-    for (int round = 0; round < BENCH_SCALE(6, 2); round++) {
+    for (int round = 0; round < HOST_BENCH_SCALE(6, 2); round++) {
         int ends[5];
-        bench_run(&(bench_options){.size = 5, .body = killed_at_random, .out_ends = ends});
-        CHECK_INT(ends[0], BENCH_ENDED_WELL);
-        for (int i = 1; i < 5; i++) CHECK_INT(ends[i], BENCH_KILLED);
+        host_bench_run(
+            &(host_bench_options){.size = 5, .body = killed_at_random, .out_ends = ends});
+        CHECK_INT(ends[0], HOST_BENCH_ENDED_WELL);
+        for (int i = 1; i < 5; i++) CHECK_INT(ends[i], HOST_BENCH_KILLED);
     }
 }
 
@@ -424,7 +426,7 @@ static void strangers_come(const char *name, size_t bytes, void *context)
 static void strangers_are_turned_away(void)
 {
     int fds[STRANGERS + 1] = {0};
-    bench_run(&(bench_options){
+    host_bench_run(&(host_bench_options){
         .size = 3, .body = random_blocks, .meanwhile = strangers_come, .context = fds});
     for (int i = 0; i < STRANGERS; i++) {
         char bytes[64];
@@ -438,7 +440,7 @@ static void strangers_are_turned_away(void)
     }
 }
 
-static void nothing(bench *b)
+static void nothing(host_bench *b)
 {
     CHECK(tdm__host_count(b->host) == b->size && tdm__host_index(b->host) == b->rank);
 }
@@ -453,18 +455,18 @@ static void little_room_for_two(int rank, void *context)
 static void dies_before_it_asks(int rank, void *context)
 {
     (void)context;
-    if (rank == 0) exit(BENCH_ENDED_BADLY);
+    if (rank == 0) exit(HOST_BENCH_ENDED_BADLY);
 }
 
 /* When one cannot map the memory, all are told, and who it was. */
 static void one_cannot_map(int *ends, tdm_error *errors)
 {
-    bench_run(&(bench_options){.size = 3,
-                               .body = nothing,
-                               .before = little_room_for_two,
-                               .out_ends = ends,
-                               .out_errors = errors});
-    for (int i = 0; i < 3; i++) CHECK_INT(ends[i], BENCH_NOT_CONNECTED);
+    host_bench_run(&(host_bench_options){.size = 3,
+                                         .body = nothing,
+                                         .before = little_room_for_two,
+                                         .out_ends = ends,
+                                         .out_errors = errors});
+    for (int i = 0; i < 3; i++) CHECK_INT(ends[i], HOST_BENCH_NOT_CONNECTED);
     CHECK_INT(errors[0].status, TDM_ERR_PEER_FAILED);
     CHECK_HAS(errors[0].message, "rank 2 could not map");
     CHECK_INT(errors[1].status, TDM_ERR_PEER_FAILED);
@@ -477,19 +479,19 @@ static void all_or_none(void)
     tdm_error *errors = mmap(NULL, 3 * sizeof(*errors), PROT_READ | PROT_WRITE,
                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int ends[3];
-    if (!BENCH_SANITIZED) one_cannot_map(ends, errors);
-    bench_run(&(bench_options){.size = 3,
-                               .body = nothing,
-                               .before = dies_before_it_asks,
-                               .out_ends = ends,
-                               .out_errors = errors});
-    CHECK_INT(ends[1], BENCH_NOT_CONNECTED);
-    CHECK_INT(ends[2], BENCH_NOT_CONNECTED);
+    if (!HOST_BENCH_SANITIZED) one_cannot_map(ends, errors);
+    host_bench_run(&(host_bench_options){.size = 3,
+                                         .body = nothing,
+                                         .before = dies_before_it_asks,
+                                         .out_ends = ends,
+                                         .out_errors = errors});
+    CHECK_INT(ends[1], HOST_BENCH_NOT_CONNECTED);
+    CHECK_INT(ends[2], HOST_BENCH_NOT_CONNECTED);
     CHECK_HAS(errors[1].message, "rank 0");
     munmap(errors, 3 * sizeof(*errors));
 }
 
-static void how_long_to_spin(bench *b)
+static void how_long_to_spin(host_bench *b)
 {
     int usable = 0;
     for (int w = 0; w < TDM__HOST_MASK_WORDS; w++)
@@ -500,8 +502,8 @@ static void how_long_to_spin(bench *b)
 
 static void spinning(void)
 {
-    bench_run(&(bench_options){.size = 16, .body = how_long_to_spin});
-    bench_run(&(bench_options){.size = 1, .body = how_long_to_spin});
+    host_bench_run(&(host_bench_options){.size = 16, .body = how_long_to_spin});
+    host_bench_run(&(host_bench_options){.size = 1, .body = how_long_to_spin});
 }
 
 static const check_test tests[] = {

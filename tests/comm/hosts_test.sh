@@ -4,7 +4,7 @@
 # left of any of it: no process, socket, namespace, device, or file in /dev/shm or the directory for such.
 #   hosts_test.sh TANDEM PROGRAM WIRE KILL [CASE...]
 # HOSTS_KILLS and HOSTS_STOPS say how many ranks to kill and to stop (10, 2).
-# Needs root, `ip` and the kernel's namespaces; without them it says so and is skipped (77).
+# Needs root, `ip` and the kernel's namespaces; without them the test is skipped (77).
 set -euo pipefail
 tandem=$1 program=$2 wire=$3 kill=$4
 shift 4
@@ -85,7 +85,7 @@ start() {
         launchers+=($!)
     done
 }
-# wait_for CASE PATTERN COUNT SECONDS: so many lines of it, from all hosts together.
+# wait_for CASE PATTERN COUNT SECONDS: waits for COUNT matching lines, from all hosts together.
 wait_for() {
     local left=$(($4 * 10))
     until [ "$(cat "$work/$1".? 2>/dev/null | grep -c -E "$2")" -ge "$3" ]; do
@@ -192,7 +192,7 @@ case_strangers() {
     echo "strangers: knocked $count times"
     all_done strangers
 }
-# A link that is away for a second and a half: everybody waits, and goes on.
+# A link that is down for a second and a half: all ranks wait, and continue.
 case_mended() {
     start mended 3 20
     wait_for mended 'round' 6 60 || complain "mended: not all began"

@@ -6,12 +6,13 @@
  * be_a_rank(). Each writes two words into the pipe, each in one piece: that it has joined, and how its
  * last call ended. Every survivor must come back with an error of the peer group that names the victim,
  * or, once in a long while, a neighbour that has left because of the death, and in time: see late_s. How long it took is measured and printed, and not judged: that depends on what else
- * the machine does. A rank dies with whoever started it.
+ * the machine does. A rank dies with the process that started it.
  */
 #ifndef TANDEM_TESTS_COMM_KILL_WORLD_H
 #define TANDEM_TESTS_COMM_KILL_WORLD_H
 
 #include "base/base.h"
+#include "world.h"
 
 #include <tandem/comm.h>
 
@@ -21,11 +22,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_RANKS = 6 };
+enum { MAX_RANKS = 6, RANK_S = 300 };
 
 /* A death is noticed as one, long before the deadline of a call; a stop is noticed by the deadline. */
 static const double kill_deadline_s = 60, stop_deadline_s = 2.5, late_s = 25;
@@ -136,9 +136,8 @@ static int host_of(const trial *t, int rank)
 
 static pid_t start_rank(const trial *t, int rank, int write_fd)
 {
-    pid_t pid = fork();
+    pid_t pid = world_fork(RANK_S);
     if (pid != 0) return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     setenv("TANDEM_RENDEZVOUS", t->rendezvous, 1);
     setenv("TANDEM_SECRET", "kill", 1);
     if (t->transport) setenv("TANDEM_TRANSPORT", t->transport, 1);
@@ -200,7 +199,7 @@ static bool is_second_hand(const trial *t, const char *text)
     return strstr(text, "sending to rank") || strstr(text, "receiving from rank");
 }
 
-/* How many of those there may be in so many trials. */
+/* How many of those are allowed in this number of trials. */
 static int second_most(int trials)
 {
     return 1 + trials / 50;
@@ -210,7 +209,7 @@ static int second_most(int trials)
 static bool judge(trial *t, double struck_s)
 {
     word w = {.rank = -1};
-    if (!hear(t, &w, struck_s + late_s + 10)) return complain(t, "a survivor waits for ever", &w);
+    if (!hear(t, &w, struck_s + late_s + 10)) return complain(t, "a survivor waits forever", &w);
     bool same_host = host_of(t, w.rank) == host_of(t, t->victim);
     double took_s = w.time_s - struck_s;
     if (took_s > t->slowest_s[!same_host]) t->slowest_s[!same_host] = took_s;
@@ -247,19 +246,10 @@ static bool reap(trial *t, bool well)
     bool clean = true;
     kill(t->pids[t->victim], SIGKILL);
     for (int i = 0; i < t->size; i++) {
-        double until_s = tdm_clock_s() + 30;
-        int state = 0;
-        pid_t got = 0;
-        while ((got = waitpid(t->pids[i], &state, well ? WNOHANG : 0)) == 0 &&
-               tdm_clock_s() < until_s)
-            usleep(500);
-        if (got == 0) {
-            fprintf(stderr, "FAIL: rank %d did not end\n", i);
-            kill(t->pids[i], SIGKILL);
-            waitpid(t->pids[i], &state, 0);
-            clean = false;
-        } else if (i != t->victim && well && (!WIFEXITED(state) || WEXITSTATUS(state) != 0)) {
-            fprintf(stderr, "FAIL: rank %d ended with %x\n", i, state);
+        int end = world_end_within(t->pids[i], 30);
+        if (end == WORLD_LATE || (i != t->victim && well && end != 0)) {
+            fprintf(stderr, "FAIL: rank %d %s %d\n", i,
+                    end == WORLD_LATE ? "did not end:" : "ended with", end);
             clean = false;
         }
     }

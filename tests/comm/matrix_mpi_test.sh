@@ -9,7 +9,7 @@ skip() {
     echo "SKIPPED: $*; tools/setup --test brings what is missing"
     exit 77
 }
-command -v mpirun >/dev/null || skip "there is no mpirun, so the MPI transport is not tested"
+command -v mpirun >/dev/null || skip "mpirun is not installed, so the MPI transport is not tested"
 "$program" mpi || case $? in 77) skip "the MPI transport cannot be used here" ;; esac
 options=()
 if mpirun --version 2>&1 | grep 'Open MPI' >/dev/null; then

@@ -2,7 +2,7 @@
  * matrix_test.c: every collective, over every transport, on many numbers of ranks, with odd sizes and all
  * types, against plain results.
  *
- *   matrix_test TRANSPORT RANKS...     starts worlds of so many ranks, one after the other
+ *   matrix_test TRANSPORT RANKS...     starts a world of each number of RANKS, one after the other
  *   matrix_test --rank                 is one of them (also what mpirun starts)
  *
  * What a rank brings is a function of (lane, element), so every rank can compute what must come out.
@@ -10,9 +10,9 @@
  * the same 16 lanes are spread over the ranks, so the same bits must come out of every world. The small
  * types get whole numbers, whose sums are exact (their rounding is reduce_test.c's matter).
  */
-#include "../rank_env.h"
 #include "comm/comm.h"
 #include "transport/registry.h"
+#include "world.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -297,28 +297,31 @@ static int be_a_rank(void)
 
 /* ---- worlds --------------------------------------------------------------------------------------- */
 
-static pid_t start_rank(const char *transport, int rank, int size)
+typedef struct matrix_world {
+    const char *transport;
+    int size;
+} matrix_world;
+
+static int start_rank(void *user, int rank)
 {
-    pid_t pid = fork();
-    if (pid != 0) return pid;
+    const matrix_world *m = user;
     char text[64];
-    snprintf(text, sizeof(text), "matrix-%d-%d", (int)getppid(), size);
-    rank_env_set(&(rank_env){
-        .meeting = text, .transport = transport, .rank = rank, .size = size, .deadline_s = 120});
-    execl("/proc/self/exe", "matrix_test", "--rank", (char *)NULL);
-    _exit(127);
+    snprintf(text, sizeof(text), "matrix-%d-%d", (int)getppid(), m->size);
+    world_place_set(&(world_place){.meeting = text,
+                                   .transport = m->transport,
+                                   .rank = rank,
+                                   .size = m->size,
+                                   .deadline_s = 120});
+    world_exec("--rank", NULL);
 }
 
 static bool run_world(const char *transport, int size)
 {
-    pid_t pids[64];
-    bool well = true;
-    for (int i = 0; i < size; i++) pids[i] = start_rank(transport, i, size);
-    for (int i = 0; i < size; i++) {
-        int state = 0;
-        well = waitpid(pids[i], &state, 0) == pids[i] && state == 0 && well;
-    }
-    return well;
+    world_ranks ranks;
+    matrix_world m = {.transport = transport, .size = size};
+    world_ranks_start(&ranks, size, 390, start_rank, &m);
+    world_ranks_finish(&ranks, -1);
+    return check_failures == 0;
 }
 
 int main(int argc, char **argv)

@@ -3,13 +3,14 @@
  *
  *   misuse_test [NAME]     and, for itself: misuse_test --rank NAME
  *
- * Each scene is a small world of processes. What a rank must see it checks itself, and says so by its
+ * Each scene is a small world of processes. A rank checks itself what it must see, and reports it by its
  * exit status; the parent starts them, waits, and ends what has not ended in time: that nobody waits for
  * ever is what most scenes are about. Times are checked only where the difference is a matter of
  * many seconds. TANDEM_TRANSPORT says which transport; without it, that for one host.
  */
 #include "check.h"
 #include "comm/comm.h"
+#include "world.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -31,12 +32,7 @@ enum { SLOW = 0 };
  * not by a deadline, which is 30 s. */
 enum { MAX_RANKS = 8, SCENE_S = 200, PROMPT_S = 15 };
 
-static void nap(double seconds)
-{
-    usleep((useconds_t)(seconds * 1e6));
-}
-
-/* Through a pipe that all ranks of a scene have: so many of them hear it, without the library. */
+/* Wakes `count` ranks of a scene through a pipe that all of them have, without the library. */
 static void give_word(int count)
 {
     const char *pipe_fd = getenv("MISUSE_WRITE");
@@ -56,7 +52,8 @@ static bool await_word(double seconds)
 static bool await_state(tdm_comm *comm, int rank, tdm_peer_state state)
 {
     double until_s = tdm_clock_s() + PROMPT_S;
-    while (tdm_comm_peer_state(comm, rank) != state && tdm_clock_s() < until_s) nap(0.005);
+    while (tdm_comm_peer_state(comm, rank) != state && tdm_clock_s() < until_s)
+        check_sleep_s(0.005);
     return tdm_comm_peer_state(comm, rank) == state;
 }
 
@@ -70,7 +67,7 @@ static tdm_comm *enter(void)
     exit(1);
 }
 
-static void check_text(const tdm_error *err, const char *part)
+static void check_error(const tdm_error *err, const char *part)
 {
     CHECK_HAS(err->message, part);
 }
@@ -126,7 +123,7 @@ static void wrong_cuts(tdm_comm *comm, int rank)
                              .out = data,
                              .cuts = wrong[i].cuts};
             CHECK_INT(tdm_call_run(world, &call, &err), TDM_ERR_INVALID);
-            check_text(&err, wrong[i].text);
+            check_error(&err, wrong[i].text);
         }
     const size_t cuts[] = {0, 3, 10};
     const void *parts[] = {part};
@@ -138,7 +135,7 @@ static void wrong_cuts(tdm_comm *comm, int rank)
                      .parts = parts,
                      .cuts = cuts};
     CHECK_INT(tdm_call_run(world, &call, &err), TDM_ERR_INVALID);
-    check_text(&err, "`out` overlaps part 0");
+    check_error(&err, "`out` overlaps part 0");
     call.out = part + cuts[rank];
     CHECK_INT(tdm_call_run(world, &call, &err), TDM_OK);
     CHECK(part[cuts[rank]] == (rank == 0 ? 2.0f : 0.0f));
@@ -157,11 +154,11 @@ static void other_cuts(tdm_comm *comm, int rank)
                      .cuts = cuts,
                      .deadline_s = 20};
     CHECK_INT(tdm_call_run(tdm_comm_world(comm), &call, &err), TDM_ERR_PEER_MISMATCH);
-    check_text(&err, ", layout ");
+    check_error(&err, ", layout ");
     free(data);
 }
 
-/* A program that gives every message a tag of its own. */
+/* A program that gives every message a different tag. */
 static void many_tags(tdm_comm *comm, int rank)
 {
     const uint32_t count = SLOW ? 5000 : 60000;
@@ -179,7 +176,7 @@ static void many_tags(tdm_comm *comm, int rank)
           20); /* of the processor: others may have the most of it */
 }
 
-/* Rank 0 closes while rank 1 has not taken what it sends. Nobody has failed: ranks 1 and 2 go on. */
+/* Rank 0 closes while rank 1 has not taken what it sends. No rank has failed: ranks 1 and 2 continue. */
 static void close_with_pending(tdm_comm *comm, int rank)
 {
     static float big[1 << 20];
@@ -192,11 +189,11 @@ static void close_with_pending(tdm_comm *comm, int rank)
             .kind = TDM_CALL_SEND, .dtype = TDM_DTYPE_F32, .count = 1 << 20, .in = big, .root = 1};
         tdm_request *request = NULL;
         CHECK_INT(tdm_call_start(world, &call, &request, &err), TDM_OK);
-        nap(0.3);
+        check_sleep_s(0.3);
         return;
     }
     CHECK(await_state(comm, 0, TDM_PEER_LEFT));
-    nap(0.5); /* what its end breaks is broken by then */
+    check_sleep_s(0.5); /* what its end breaks is broken by then */
     tdm_status status = rank == 1 ? tdm_group_send(world, 2, 5, &value, sizeof(value), &err)
                                   : tdm_group_recv(world, 1, 5, &value, sizeof(value), &err);
     CHECK_INT(status, TDM_OK);
@@ -206,7 +203,7 @@ static void close_with_pending(tdm_comm *comm, int rank)
 }
 
 /* Rank 1 computes for longer than rank 0 waits for it in one group. That group is broken; rank 1 is not
- * dead, and the world goes on. */
+ * dead, and the world continues. */
 static void busy_peer(tdm_comm *comm, int rank)
 {
     static float big[1 << 20];
@@ -232,7 +229,7 @@ static void busy_peer(tdm_comm *comm, int rank)
     if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
     if (rank != 1) return;
     double until_s = tdm_clock_s() + PROMPT_S; /* the word of it may come after the barrier */
-    while (tdm_group_check(pair, &err) == TDM_OK && tdm_clock_s() < until_s) nap(0.005);
+    while (tdm_group_check(pair, &err) == TDM_OK && tdm_clock_s() < until_s) check_sleep_s(0.005);
     CHECK_INT(tdm_group_check(pair, &err), TDM_ERR_PEER_TIMEOUT);
 }
 
@@ -259,7 +256,7 @@ static void late_group(tdm_comm *comm, int rank)
     }
     if (rank == 0) give_word(1);
     if (rank < 2) CHECK_INT(status, TDM_ERR_PEER_TIMEOUT);
-    if (rank < 2) check_text(&err, "rank 1");
+    if (rank < 2) check_error(&err, "rank 1");
     status = tdm_group_barrier(world, &err);
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
@@ -276,13 +273,13 @@ static void left_third(tdm_comm *comm, int rank)
                   TDM_OK);
         return;
     }
-    if (rank == 1) nap(4);
+    if (rank == 1) check_sleep_s(4);
     tdm_status status = tdm_group_reduce(world, &value, &sum, 1, TDM_DTYPE_I32, TDM_REDUCE_SUM, 0,
                                          &err);
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
     if (rank == 0) CHECK_INT(sum, 3);
-    if (rank == 1) nap(3);
+    if (rank == 1) check_sleep_s(3);
     status = rank == 0 ? tdm_group_recv(world, 1, 3, &value, sizeof(value), &err)
                        : tdm_group_send(world, 0, 3, &value, sizeof(value), &err);
     CHECK_INT(status, TDM_OK);
@@ -294,11 +291,11 @@ static void left_needed(tdm_comm *comm, int rank)
 {
     tdm_error err = {0};
     if (rank == 1) return;
-    nap(1);
+    check_sleep_s(1);
     double begin_s = tdm_clock_s();
     CHECK_INT(tdm_group_barrier(tdm_comm_world(comm), &err), TDM_ERR_PEER_LEFT);
     CHECK(tdm_clock_s() - begin_s < PROMPT_S);
-    check_text(&err, "rank 1");
+    check_error(&err, "rank 1");
 }
 
 /* Ranks 0 and 1 disagree in calls that they have started and do not wait for. Rank 2, which waits for
@@ -452,8 +449,8 @@ static void disagree(tdm_comm *comm, int rank)
         CHECK_INT(status, TDM_ERR_PEER_MISMATCH);
         if (status != TDM_ERR_PEER_MISMATCH) fprintf(stderr, "case %zu: %s\n", i, err.message);
         CHECK(tdm_clock_s() - begin_s < PROMPT_S);
-        check_text(&err, "rank 0 called");
-        check_text(&err, "rank 1 called");
+        check_error(&err, "rank 0 called");
+        check_error(&err, "rank 1 called");
         begin_s = tdm_clock_s();
         CHECK_INT(tdm_group_barrier(group, &err), TDM_ERR_PEER_MISMATCH);
         CHECK(tdm_clock_s() - begin_s < PROMPT_S);
@@ -481,7 +478,7 @@ static void hub_stops(tdm_comm *comm, int rank)
                      .deadline_s = 1};
     tdm_status status = tdm_call_run(world, &call, &err);
     CHECK(tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER);
-    check_text(&err, "rank 0");
+    check_error(&err, "rank 0");
     CHECK(tdm_clock_s() - begin_s < PROMPT_S);
     begin_s = tdm_clock_s();
     tdm_comm_close(comm);
@@ -505,7 +502,7 @@ static void member_stops(tdm_comm *comm, int rank)
     tdm_status status = tdm_group_create(comm, (int[]){1, 0, 2}, 3, &group, &err);
     if (status == TDM_OK) status = tdm_group_barrier(group, &err); /* it had nobody to ask */
     CHECK(tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER);
-    check_text(&err, "rank 1");
+    check_error(&err, "rank 1");
     CHECK(tdm_clock_s() - begin_s < PROMPT_S);
     begin_s = tdm_clock_s();
     tdm_comm_close(comm);
@@ -568,7 +565,7 @@ static void *work(void *user)
     return NULL;
 }
 
-/* Two threads of each rank, each with a group of its own, start, test, run and wait side by side. (The
+/* Two threads of each rank, each with a separate group, start, test, run and wait side by side. (The
  * order of groups with the same ranks is the threads' own, so each has ranks in another order.) */
 static void threads(tdm_comm *comm, int rank)
 {
@@ -620,7 +617,7 @@ static void not_held_up(tdm_comm *comm, int rank)
     int asked = 0;
     for (double begin_s = tdm_clock_s(); tdm_clock_s() - begin_s < 2; asked++) {
         CHECK_INT(tdm_comm_peer_state(comm, 1 - rank), TDM_PEER_WELL);
-        nap(0.001);
+        check_sleep_s(0.001);
     }
     atomic_store(&p.has_asked, true);
     pthread_join(handle, NULL);
@@ -643,7 +640,8 @@ static void forks(tdm_comm *comm, int rank)
     }
     int state = 0;
     pid_t got = 0;
-    for (int i = 0; i < 2000 && (got = waitpid(child, &state, WNOHANG)) == 0; i++) nap(0.01);
+    for (int i = 0; i < 2000 && (got = waitpid(child, &state, WNOHANG)) == 0; i++)
+        check_sleep_s(0.01);
     CHECK_INT(got, child);
     CHECK_INT(state, 0);
     if (got != child) kill(child, SIGKILL);
@@ -695,8 +693,8 @@ static void error_dumps(tdm_comm *comm, int rank)
         CHECK_INT(status, TDM_ERR_PEER_MISMATCH);
     }
     double until_s = tdm_clock_s() + PROMPT_S;
-    while (!is_written(&w) && tdm_clock_s() < until_s) nap(0.005);
-    nap(0.1); /* nor does it come a second time */
+    while (!is_written(&w) && tdm_clock_s() < until_s) check_sleep_s(0.005);
+    check_sleep_s(0.1); /* nor does it come a second time */
     tdm_log_remove_sink(note_words, &w);
     CHECK_INT(w.broken, 1);
     CHECK_INT(w.shown, 1);
@@ -750,40 +748,25 @@ static int be_a_rank(const char *name)
 
 static pid_t start_rank(const scene *s, int rank, const int *pipe_fds)
 {
-    pid_t pid = fork();
+    pid_t pid = world_fork(2 * SCENE_S);
     if (pid != 0) return pid;
     char text[64];
     snprintf(text, sizeof(text), "%d", pipe_fds[0]);
     setenv("MISUSE_READ", text, 1);
     snprintf(text, sizeof(text), "%d", pipe_fds[1]);
     setenv("MISUSE_WRITE", text, 1);
-    snprintf(text, sizeof(text), "unix:tandem-misuse-%d-%s", (int)getppid(), s->name);
-    setenv("TANDEM_RENDEZVOUS", text, 1);
-    setenv("TANDEM_SECRET", "misuse", 1);
-    snprintf(text, sizeof(text), "%d", rank);
-    setenv("TANDEM_RANK", text, 1);
-    snprintf(text, sizeof(text), "%d", s->size);
-    setenv("TANDEM_SIZE", text, 1);
-    if (s->stops >= 0) setenv("TANDEM_DEADLINE", "3", 1);
-    execl("/proc/self/exe", "misuse_test", "--rank", s->name, (char *)NULL);
-    _exit(127);
+    snprintf(text, sizeof(text), "misuse-%d-%s", (int)getppid(), s->name);
+    world_place_set(&(world_place){
+        .meeting = text, .rank = rank, .size = s->size, .deadline_s = s->stops >= 0 ? 3 : 0});
+    world_exec("--rank", s->name, NULL);
 }
 
-/* Whether the rank has ended well by then. */
+/* Whether the rank has ended with 0 by then. */
 static bool ended_well(pid_t pid, double until_s, int rank)
 {
-    int state = 0;
-    pid_t got;
-    while ((got = waitpid(pid, &state, WNOHANG)) == 0 && tdm_clock_s() < until_s) nap(0.005);
-    if (got == 0) {
-        fprintf(stderr, "rank %d did not end\n", rank);
-        kill(pid, SIGKILL);
-        waitpid(pid, &state, 0);
-        return false;
-    }
-    if (WIFEXITED(state) && WEXITSTATUS(state) == 0) return true;
-    fprintf(stderr, "rank %d ended with %x\n", rank, state);
-    return false;
+    int end = world_end_within(pid, until_s - tdm_clock_s());
+    if (end != 0) fprintf(stderr, "rank %d ended with %d\n", rank, end);
+    return end == 0;
 }
 
 static bool play(const scene *s)

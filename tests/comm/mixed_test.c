@@ -101,19 +101,22 @@ typedef struct plan {
     traffic_shared shared;
     bool with_fd;
     /* The names of the two hosts' memories, by host, for those who are not the lowest there. */
-    bench_address names[2];
+    host_bench_address names[2];
     _Atomic int named[2];
 } plan;
 
 /* The host of this rank and its neighbour, beside the memory that all four share. */
-static tdm__host *near_host(bench *b, plan *p)
+static tdm__host *near_host(host_bench *b, plan *p)
 {
     int group = b->rank / 2;
     const int ranks[] = {group * 2, group * 2 + 1};
-    tdm__host_options options = {
-        .rank = b->rank, .ranks = ranks, .count = 2, .world = BENCH_WORLD, .with_fds = p->with_fd};
+    tdm__host_options options = {.rank = b->rank,
+                                 .ranks = ranks,
+                                 .count = 2,
+                                 .world = HOST_BENCH_WORLD,
+                                 .with_fds = p->with_fd};
     tdm__host *host = NULL;
-    uint8_t address[MAX_BENCH_ADDRESS];
+    uint8_t address[HOST_BENCH_MAX_ADDRESS];
     size_t bytes = 0;
     tdm_error err = {0};
     CHECK_INT(tdm__host_create(&options, &host, address, &bytes, &err), TDM_OK);
@@ -129,18 +132,18 @@ static tdm__host *near_host(bench *b, plan *p)
     return host;
 }
 
-static void mixed_traffic(bench *b)
+static void mixed_traffic(host_bench *b)
 {
     plan *p = b->context;
     traffic *t = malloc(sizeof(*t));
-    traffic_init(t, b->rank, b->size, BENCH_SCALE(120, 15), 4242);
+    traffic_init(t, b->rank, b->size, HOST_BENCH_SCALE(120, 15), 4242);
     t->shared = &p->shared;
     t->host = near_host(b, p);
     const int host_of[] = {0, 0, 1, 1};
     tdm__transport_options options = {.rank = b->rank,
                                       .size = b->size,
                                       .host_of = host_of,
-                                      .world = BENCH_WORLD,
+                                      .world = HOST_BENCH_WORLD,
                                       .events = traffic_events(t)};
     tdm_error err = {0};
     tdm__transport *near_transport = NULL;
@@ -176,8 +179,8 @@ static void run_plan(bool with_fd)
 {
     plan *p = mmap(NULL, sizeof(*p), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     p->with_fd = with_fd;
-    bench_run(
-        &(bench_options){.size = 4, .with_fds = with_fd, .body = mixed_traffic, .context = p});
+    host_bench_run(
+        &(host_bench_options){.size = 4, .with_fds = with_fd, .body = mixed_traffic, .context = p});
     munmap(p, sizeof(*p));
 }
 

@@ -79,7 +79,7 @@ static bool is_nan(const format *f, uint64_t bits)
     return (bits & ~sign_of(f)) > f->infinity;
 }
 
-/* The number that 16 or 32 bits stand for. Not for NaN. */
+/* The number that 16 or 32 bits represent. Not for NaN. */
 static double decode(const format *f, uint64_t bits)
 {
     uint64_t size = bits & ~sign_of(f);

@@ -20,10 +20,10 @@ static traffic_shared *shared_new(void)
     return shared;
 }
 
-static tdm__transport *transport_new(bench *b, tdm__transport_events events)
+static tdm__transport *transport_new(host_bench *b, tdm__transport_events events)
 {
     tdm__transport_options options = {
-        .rank = b->rank, .size = b->size, .world = BENCH_WORLD, .events = events};
+        .rank = b->rank, .size = b->size, .world = HOST_BENCH_WORLD, .events = events};
     tdm__transport *transport = NULL;
     tdm_error err = {0};
     CHECK_INT(tdm__shm_create(b->host, &options, &transport, &err), TDM_OK);
@@ -32,10 +32,10 @@ static tdm__transport *transport_new(bench *b, tdm__transport_events events)
 
 /* ---- random traffic ---------------------------------------------------------------------------- */
 
-static void random_traffic(bench *b)
+static void random_traffic(host_bench *b)
 {
     traffic *t = malloc(sizeof(*t));
-    traffic_init(t, b->rank, b->size, BENCH_SCALE(600, 40) / b->size, 77 + (uint64_t)b->size);
+    traffic_init(t, b->rank, b->size, HOST_BENCH_SCALE(600, 40) / b->size, 77 + (uint64_t)b->size);
     t->shared = b->context;
     t->host = b->host;
     t->transport = transport_new(b, traffic_events(t));
@@ -51,7 +51,8 @@ static void traffic_between(void)
     const int sizes[] = {2, 3, 5, 8};
     for (int i = 0; i < 4; i++) {
         traffic_shared *shared = shared_new();
-        bench_run(&(bench_options){.size = sizes[i], .body = random_traffic, .context = shared});
+        host_bench_run(
+            &(host_bench_options){.size = sizes[i], .body = random_traffic, .context = shared});
         munmap(shared, sizeof(*shared));
     }
 }
@@ -110,7 +111,7 @@ static tdm__transport_events keeper_events(keeper *k)
 static void send_to(tdm__transport *t, int from, int to, uint32_t step, const void *data,
                     uint64_t bytes)
 {
-    tdm__head head = {.world = BENCH_WORLD,
+    tdm__head head = {.world = HOST_BENCH_WORLD,
                       .step = step,
                       .kind = TDM_CALL_SEND,
                       .bytes = bytes,
@@ -137,7 +138,7 @@ static void run_until_word(tdm__transport *t, _Atomic int *word, int wanted)
     CHECK(atomic_load(word) >= wanted);
 }
 
-static void last_first(bench *b)
+static void last_first(host_bench *b)
 {
     keeper *k = calloc(1, sizeof(*k));
     k->shared = b->context;
@@ -173,17 +174,17 @@ static void last_first(bench *b)
 static void the_last_may_be_first(void)
 {
     traffic_shared *shared = shared_new();
-    bench_run(&(bench_options){.size = 2, .body = last_first, .context = shared});
+    host_bench_run(&(host_bench_options){.size = 2, .body = last_first, .context = shared});
     munmap(shared, sizeof(*shared));
 }
 
 /* ---- death ------------------------------------------------------------------------------------- */
 
 /* The last rank is killed somewhere in the traffic; the others are told a little later. */
-static void traffic_with_a_death(bench *b)
+static void traffic_with_a_death(host_bench *b)
 {
     traffic *t = malloc(sizeof(*t));
-    traffic_init(t, b->rank, b->size, BENCH_SCALE(150, 20), 1234);
+    traffic_init(t, b->rank, b->size, HOST_BENCH_SCALE(150, 20), 1234);
     t->shared = b->context;
     t->host = b->host;
     t->may_die = true;
@@ -208,21 +209,21 @@ static void traffic_with_a_death(bench *b)
 
 static void ranks_are_killed(void)
 {
-    for (int round = 0; round < BENCH_SCALE(12, 3); round++) {
+    for (int round = 0; round < HOST_BENCH_SCALE(12, 3); round++) {
         traffic_shared *shared = shared_new();
         atomic_store(&shared->word[0], round * 7 + 1);
         int ends[3];
-        bench_run(&(bench_options){
+        host_bench_run(&(host_bench_options){
             .size = 3, .body = traffic_with_a_death, .context = shared, .out_ends = ends});
-        CHECK_INT(ends[0], BENCH_ENDED_WELL);
-        CHECK_INT(ends[1], BENCH_ENDED_WELL);
-        CHECK_INT(ends[2], BENCH_KILLED);
+        CHECK_INT(ends[0], HOST_BENCH_ENDED_WELL);
+        CHECK_INT(ends[1], HOST_BENCH_ENDED_WELL);
+        CHECK_INT(ends[2], HOST_BENCH_KILLED);
         munmap(shared, sizeof(*shared));
     }
 }
 
 /* Rank 1 gives rank 0 up, which is alive: rank 0's sends end, and it hears of it. */
-static void given_up(bench *b)
+static void given_up(host_bench *b)
 {
     keeper *k = calloc(1, sizeof(*k));
     k->shared = b->context;
@@ -262,7 +263,7 @@ static void given_up(bench *b)
 static void a_living_rank_is_given_up(void)
 {
     traffic_shared *shared = shared_new();
-    bench_run(&(bench_options){.size = 2, .body = given_up, .context = shared});
+    host_bench_run(&(host_bench_options){.size = 2, .body = given_up, .context = shared});
     munmap(shared, sizeof(*shared));
 }
 
@@ -273,8 +274,10 @@ static void write_lie(tdm__shm_ring_end *out, int which, uint64_t segment_bytes)
 {
     out->record_at = out->ring->record_tail;
     out->record_seen = out->ring->record_head;
-    tdm__head head = {
-        .world = BENCH_WORLD, .kind = TDM_CALL_SEND, .bytes = which == 0 ? 64 : 8192, .source = 1};
+    tdm__head head = {.world = HOST_BENCH_WORLD,
+                      .kind = TDM_CALL_SEND,
+                      .bytes = which == 0 ? 64 : 8192,
+                      .source = 1};
     if (which == 3) head.world++;
     if (which == 4) head.source = 2;
     tdm__head_seal(&head);
@@ -297,7 +300,7 @@ static void write_lie(tdm__shm_ring_end *out, int which, uint64_t segment_bytes)
 enum { LIES = 6, SPOILS = 4 };
 
 /* Every round spoils something else: indexes, records, pieces; or tells a lie. */
-static void go_mad(bench *b, int round)
+static void go_mad(host_bench *b, int round)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = (uint64_t)round, .stream = 3});
     tdm__shm_ring_end out = {0}, in = {0};
@@ -321,7 +324,7 @@ static void go_mad(bench *b, int round)
 }
 
 /* Rank 1 writes into its lanes whatever comes to its mind; rank 0 lives, and rank 2 is not disturbed. */
-static void mad_neighbour(bench *b)
+static void mad_neighbour(host_bench *b)
 {
     keeper *k = calloc(1, sizeof(*k));
     k->shared = b->context;
@@ -360,10 +363,10 @@ static void mad_neighbour(bench *b)
 
 static void nonsense_does_no_harm(void)
 {
-    for (int round = 0; round < BENCH_SCALE(3, 1) * (SPOILS + LIES); round++) {
+    for (int round = 0; round < HOST_BENCH_SCALE(3, 1) * (SPOILS + LIES); round++) {
         traffic_shared *shared = shared_new();
         atomic_store(&shared->word[1], round);
-        bench_run(&(bench_options){.size = 3, .body = mad_neighbour, .context = shared});
+        host_bench_run(&(host_bench_options){.size = 3, .body = mad_neighbour, .context = shared});
         munmap(shared, sizeof(*shared));
     }
 }
@@ -394,7 +397,7 @@ static double cpu_s(void)
            1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
 }
 
-static void waits(bench *b)
+static void waits(host_bench *b)
 {
     keeper *k = calloc(1, sizeof(*k));
     tdm__transport *t = transport_new(b, keeper_events(k));
@@ -449,12 +452,12 @@ static void waits(bench *b)
 
 static void waiting(void)
 {
-    bench_run(&(bench_options){.size = 1, .body = waits});
-    bench_run(&(bench_options){.size = 1, .body = waits, .with_fds = true});
+    host_bench_run(&(host_bench_options){.size = 1, .body = waits});
+    host_bench_run(&(host_bench_options){.size = 1, .body = waits, .with_fds = true});
 }
 
-/* Without a neighbour of that rank there is no way; without memory there is a reason. */
-static void no_way(bench *b)
+/* Without a neighbour of that rank there is nothing to send through; without memory the error has the reason. */
+static void no_way(host_bench *b)
 {
     keeper *k = calloc(1, sizeof(*k));
     tdm__transport *t = transport_new(b, keeper_events(k));
@@ -472,7 +475,7 @@ static void no_way(bench *b)
 
 static void nowhere(void)
 {
-    bench_run(&(bench_options){.size = 1, .body = no_way});
+    host_bench_run(&(host_bench_options){.size = 1, .body = no_way});
 }
 
 static const check_test tests[] = {

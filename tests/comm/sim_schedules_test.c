@@ -24,7 +24,7 @@ enum { SCHEDULES = 10000 };
 
 enum { TWICE = 20, MAX_FAULTS = 3 };
 
-/* How a call went on one rank. */
+/* The result of a call on one rank. */
 typedef struct outcome {
     bool began, ended;
     tdm_status status;
@@ -260,7 +260,7 @@ static void check_outcome(schedule *s, int rank, int index)
     if (o->status == TDM_OK && !o->right)
         complain(s, "rank %d, call %d (%s): a wrong result", rank, index, kind);
     if (o->status != TDM_OK && !is_peer_error(o->status))
-        complain(s, "rank %d, call %d (%s): %s is no error of the peer group: %s", rank, index,
+        complain(s, "rank %d, call %d (%s): %s is not an error of the peer group: %s", rank, index,
                  kind, tdm_status_name(o->status), o->message);
     if (o->status != TDM_OK && s->harmless)
         complain(s, "rank %d, call %d (%s): %s without a cause: %s", rank, index, kind,

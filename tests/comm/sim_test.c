@@ -245,7 +245,7 @@ static void run_leave(tdm_comm *comm, void *user)
     CHECK_INT(tdm_call_run(tdm_comm_world(comm), &call, &err), TDM_OK);
     CHECK_TEXT(err.message, "");
     if (rank == 2) CHECK_NEAR(out, 6.0, 0.0);
-    /* Another call, without rank 0: whoever left is missed soon, not after 30 s. */
+    /* Another call, without rank 0: ranks notice that it left at once, not after 30 s. */
     if (rank == 0) return;
     double begin_s = tdm_sim_now_s(comm);
     CHECK_INT(tdm_group_barrier(tdm_comm_world(comm), &err), TDM_ERR_PEER_LEFT);
@@ -292,7 +292,7 @@ static void test_asking(void)
     CHECK_NEAR(end_s[1], 1.51, 0.02);
 }
 
-/* A call goes on while its rank computes. */
+/* A call makes progress while its rank computes. */
 static void run_overlap(tdm_comm *comm, void *user)
 {
     (void)user;

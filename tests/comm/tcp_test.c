@@ -7,6 +7,7 @@
  * peer. The others have two processes.
  */
 #include "check.h"
+#include "world.h"
 
 #include "transport/tcp.h"
 #include "transport/tcp_inner.h"
@@ -226,7 +227,7 @@ static void nothing_comes_after_the_last_frame(void)
     half_end(&h);
 }
 
-/* Memory that cannot be read ends the connection; the message does not wait for ever. */
+/* Memory that cannot be read ends the connection; the message does not wait forever. */
 static void a_send_that_cannot_be_made_is_a_loss(void)
 {
     half h;
@@ -314,8 +315,7 @@ static int sender(size_t bytes, int count, tdm_security mode)
 static void receive_from(size_t bytes, int count, tdm_security mode, const _Atomic int *may_read)
 {
     memset(shared, 0, sizeof(*shared));
-    fflush(NULL);
-    int pid = fork();
+    int pid = world_fork(0);
     if (pid == 0) _exit(sender(bytes, count, mode));
     engine e = {.bytes = bytes, .data = calloc(1, bytes), .takes = true};
     CHECK(open_pair(&e, 1, mode));
@@ -324,8 +324,7 @@ static void receive_from(size_t bytes, int count, tdm_security mode, const _Atom
     CHECK_INT(e.last, TDM_OK);
     e.transport->ops->destroy(e.transport);
     free(e.data);
-    int status = 0;
-    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK_INT(world_end(pid), 0);
 }
 
 /* More than the socket holds, so that messages end when there is room again. */

@@ -1,7 +1,7 @@
 /*
  * tls_test.c: TLS over a connected pair of sockets, and who is believed; worlds under each comm.security.
  *
- * The peer in the middle is OpenSSL used directly: a server that has a certificate of its own and does not
+ * The peer in the middle is OpenSSL used directly: a server that has another certificate and does not
  * know the key. What is sent has to come whole and in order.
  */
 #include "comm/control_world.h"
@@ -141,7 +141,7 @@ static SSL_CTX *stranger_context(void)
 }
 
 /* A server that does not know the key may answer with a certificate instead, and TLS lets it: the client
- * must not go on, and nothing that it sends may be read there. */
+ * must not continue, and nothing that it sends may be read there. */
 static void test_certificate_in_place_of_the_key(void)
 {
     ends e = begin();

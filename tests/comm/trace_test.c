@@ -25,7 +25,7 @@ enum { KILLS = 20, THREAD_EVENTS = 50000 };
 #endif
 enum { THREADS = 4 };
 
-/* A directory of its own for each test, removed with all that is in it. */
+/* A directory for each test, removed with all that is in it. */
 typedef struct directory {
     char path[64];
 } directory;
@@ -391,7 +391,7 @@ static tdm_trace_event message(tdm_trace_kind kind, uint32_t sequence, int peer,
 
 /*
  * Three ranks, of which 0 and 1 wait in all_reduce #17: rank 0 for rank 1, rank 1 for rank 2, and rank
- * 2 has ended #16 and marks something of its own. The recorders are the caller's.
+ * 2 has ended #16 and makes a mark itself. The recorders are the caller's.
  */
 static void write_world(const char *dir, tdm__recorder *r[3])
 {
@@ -627,7 +627,7 @@ static void test_picture(void)
     remove_directory(&f);
 }
 
-/* Calls that overlap have rows of their own, and bars of waits never cross. */
+/* Calls that overlap have separate rows, and bars of waits never cross. */
 static void test_picture_of_overlaps(void)
 {
     directory f = make_directory();

@@ -7,7 +7,7 @@ skip() {
     echo "SKIPPED: $*; tools/setup --test brings what is missing"
     exit 77
 }
-command -v mpirun >/dev/null || skip "there is no mpirun, so the MPI transport is not tested"
+command -v mpirun >/dev/null || skip "mpirun is not installed, so the MPI transport is not tested"
 "$program" --has-mpi || skip "built without MPI, or with a sanitizer that MPI does not pass, so its transport is not tested"
 # Open MPI refuses root and more ranks than cores unless it is told; MPICH knows none of these words.
 options=()
@@ -21,7 +21,7 @@ for ranks in 2 3 5; do
     }
     echo "ok   traffic between $ranks ranks"
 done
-# Ranks that are not MPI's own are told so, and nobody waits for ever.
+# Ranks that MPI did not start get an error that says it, and no rank waits forever.
 output=$(timeout 60 "$program" --under-mpi-as 1 2 2>&1) && {
     echo "FAIL: a world that MPI does not know was made"
     exit 1

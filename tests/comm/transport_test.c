@@ -6,11 +6,12 @@
  *   comm_transport --under-mpi SEED    one rank of an mpirun, for the MPI module (transport_mpi_test.sh)
  *
  * Every rank computes the whole plan of who sends what to whom from a seed. A process ends with 0 when
- * all it expected came, with the right bytes, and exits before it could wait for ever.
+ * all it expected came, with the right bytes, and exits before it could wait forever.
  */
 #include "base/base.h"
 #include "check.h"
 #include "comm/count_in.h"
+#include "world.h"
 
 #include "transport/plugin.h"
 #include "transport/tcp.h"
@@ -360,7 +361,6 @@ static int run_bothered(job *j, node *n);
 
 static void child(job j)
 {
-    alarm(250);
     j.threads = count_in("/proc/self/task");
     const tdm__transport_ops *ops = open_subject();
     security = subject == TCP_TLS ? TDM_SECURITY_PSK : TDM_SECURITY_AUTO;
@@ -386,9 +386,8 @@ static crowd start(int size, int streams, uint64_t seed, int victim, int (*run)(
     crowd c = {.size = size};
     c.shared = mmap(NULL, sizeof(shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
                     0);
-    fflush(NULL);
     for (int i = 0; i < size; i++) {
-        c.pids[i] = fork();
+        c.pids[i] = world_fork(250);
         if (c.pids[i] == 0)
             child((job){.shared = c.shared,
                         .rank = i,
@@ -404,14 +403,10 @@ static crowd start(int size, int streams, uint64_t seed, int victim, int (*run)(
 static void finish(crowd *c, int victim)
 {
     for (int i = 0; i < c->size; i++) {
-        int status = 0;
-        CHECK(waitpid(c->pids[i], &status, 0) == c->pids[i]);
+        int end = world_end(c->pids[i]);
         if (i == victim) continue;
-        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-            fprintf(stderr, "rank %d of %d ended with %s %d\n", i, c->size,
-                    WIFEXITED(status) ? "code" : "signal",
-                    WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
-        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        if (end != 0) fprintf(stderr, "rank %d of %d ended with %d\n", i, c->size, end);
+        CHECK_INT(end, 0);
     }
     munmap(c->shared, sizeof(shared));
 }
@@ -443,7 +438,7 @@ static int run_again(job *j, node *n)
     if (!traffic(n, 60) || !pass_gate(j->shared, 1, j->size, 30)) return 1;
     n->ops->destroy(n->transport);
     int fds = count_in("/proc/self/fd"), threads = j->threads;
-#ifdef __SANITIZE_THREAD__ /* which starts a thread of its own with the first of ours */
+#ifdef __SANITIZE_THREAD__ /* which starts another thread with our first one */
     threads = count_in("/proc/self/task");
 #endif
     if (count_left_in("/proc/self/task", threads) != threads) return 10;
@@ -504,7 +499,7 @@ static void tell_missing(const node *n, int victim)
     }
 }
 
-/* Traffic for ever; when the victim is lost: forget it, and all that was under way has ended. */
+/* Traffic without an end; when the victim is lost: forget it, and all transfers with it have ended. */
 static int run_kill(job *j, node *n)
 {
     if (j->rank == j->victim) {
@@ -531,7 +526,7 @@ static int run_kill(job *j, node *n)
         fprintf(stderr, "rank %d: noticed after %.3f s\n", j->rank, late_s);
         return 4;
     }
-    /* The others go on as if nothing had been. */
+    /* The others continue as if nothing had happened. */
     int left = n->expected;
     for (int i = 0; i < MESSAGES; i++)
         left -= plan_of(n->seed, n->size, j->victim, i).to == n->rank;
@@ -571,7 +566,7 @@ static void test_kill(void)
     }
 }
 
-/* A peer that is stopped is forgotten; when it goes on, it must not write into what was its memory. */
+/* A peer that is stopped is forgotten; when it continues, it must not write into the memory of its old buffers. */
 static int run_stop(job *j, node *n)
 {
     if (j->rank == j->victim) {
@@ -590,7 +585,7 @@ static int run_stop(job *j, node *n)
         message *m = &n->in[j->victim][i];
         if (m->data) memset(m->data, 0x5a, m->bytes);
     }
-    if (!pass_gate(j->shared, 1, j->size - 1, 20)) return 3; /* the parent lets the victim go on */
+    if (!pass_gate(j->shared, 1, j->size - 1, 20)) return 3; /* the parent continues the victim */
     while (!atomic_load(&j->shared->stop)) serve(n, 0.01);
     serve(n, 1.0);
     for (int i = 0; i < MESSAGES; i++) {
@@ -620,7 +615,7 @@ static void test_stop(void)
     }
 }
 
-/* Who leaves in good order is not lost. */
+/* A rank that leaves in good order is not lost. */
 static int run_leave(job *j, node *n)
 {
     if (!traffic(n, 60) || !pass_gate(j->shared, 1, j->size, 30)) return 1;

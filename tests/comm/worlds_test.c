@@ -11,6 +11,7 @@
 #include "comm/comm.h"
 #include "comm/count_in.h"
 #include "transport/registry.h"
+#include "world.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -44,17 +45,10 @@ typedef struct board {
 
 static board *shared;
 
-static void pause_s(double seconds)
-{
-    nanosleep(&(struct timespec){.tv_sec = (time_t)seconds,
-                                 .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)},
-              NULL);
-}
-
 static bool await(const _Atomic int *value, int min, double seconds)
 {
     double until_s = tdm_clock_s() + seconds;
-    while (*value < min && tdm_clock_s() < until_s) pause_s(0.0005);
+    while (*value < min && tdm_clock_s() < until_s) check_sleep_s(0.0005);
     return *value >= min;
 }
 
@@ -76,29 +70,16 @@ typedef struct party {
 
 static int start_one(const party *p, int slot, int first_epoch)
 {
-    fflush(NULL);
     shared->lives[slot]++;
-    int pid = fork();
+    int pid = world_fork(RANK_S);
     if (pid != 0) return pid;
-    alarm(RANK_S);
-    check_failures = 0;
-    int code = p->rank(p, slot, first_epoch);
-    fflush(NULL);
-    _exit(check_failures ? 99 : code);
+    world_exit(p->rank(p, slot, first_epoch));
 }
 
 static void start(party *p)
 {
     memset(shared, 0, sizeof(*shared));
     for (int i = 0; i < p->size; i++) p->pids[i] = start_one(p, i, 1);
-}
-
-/* Its exit status, or 1000 + the signal that ended it. */
-static int finish_one(int pid)
-{
-    int status = 0;
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
-    return WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
 typedef struct joiner {
@@ -275,7 +256,7 @@ static void epochs_follow_each_other(void)
 
 /* ---- giving up ------------------------------------------------------------------------------------ */
 
-/* Who is asked for the n-th time strikes itself; the others give up a moment later, or are not asked. */
+/* The rank that is asked for the n-th time kills itself; the others give up a moment later, or are not asked. */
 typedef struct blow {
     joiner j; /* first: on_listen's */
     bool is_victim;
@@ -324,7 +305,7 @@ static int rank_that_is_struck(const party *p, int slot, int first_epoch)
 }
 
 /* Ranks die or stop at one moment of joining after another; nobody waits for join_s, which is a minute.
- * Who dies before it has met anybody is noticed by nobody here: the others are told to give up. UCX 1.13
+ * No rank notices one that dies before it has met another: the others are told to give up. UCX 1.13
  * may end a process by an assertion when a peer dies while they connect: one in thirty did. */
 static void strike_joining(int signal, int first, int step, int trials, const char *transport)
 {
@@ -338,7 +319,7 @@ static void strike_joining(int signal, int first, int step, int trials, const ch
         shared->came = victim;
         for (int k = 0; k < p.size; k++) p.pids[k] = start_one(&p, k, 1);
         for (int k = 0; k < p.size; k++) {
-            int code = k == victim ? 0 : finish_one(p.pids[k]);
+            int code = k == victim ? 0 : world_end(p.pids[k]);
             if (transport && code == 1000 + SIGABRT)
                 aborted++;
             else
@@ -346,7 +327,7 @@ static void strike_joining(int signal, int first, int step, int trials, const ch
         }
         struck += shared->struck;
         kill(p.pids[victim], SIGKILL);
-        finish_one(p.pids[victim]);
+        world_end(p.pids[victim]);
     }
     printf("     %d of %d struck while they joined; UCX ended %d others\n", struck, trials,
            aborted);
@@ -403,8 +384,8 @@ static void who_came_and_died_is_not_awaited(void)
     party p = {.size = 3, .rank = rank_that_waits_for_a_third};
     memset(shared, 0, sizeof(*shared));
     int first = start_one(&p, 0, 1), second = start_one(&p, 1, 1);
-    CHECK_INT(finish_one(second), 1000 + SIGKILL);
-    CHECK_INT(finish_one(first), 0);
+    CHECK_INT(world_end(second), WORLD_SIGNALLED + SIGKILL);
+    CHECK_INT(world_end(first), 0);
 }
 
 static bool gives_up_soon(void *user)
@@ -436,7 +417,7 @@ static void who_waits_alone_gives_up_when_told(void)
     for (int slot = 0; slot < 2; slot++) {
         party p = {.size = 2, .rank = rank_that_waits_alone};
         memset(shared, 0, sizeof(*shared));
-        CHECK_INT(finish_one(start_one(&p, slot, 1)), 0);
+        CHECK_INT(world_end(start_one(&p, slot, 1)), 0);
         CHECK(shared->asked > 5);
     }
 }
@@ -469,7 +450,7 @@ static void old_epochs_are_refused(void)
 {
     party p = {.size = 2, .rank = rank_of_an_old_epoch};
     start(&p);
-    for (int i = 0; i < p.size; i++) CHECK_INT(finish_one(p.pids[i]), 0);
+    for (int i = 0; i < p.size; i++) CHECK_INT(world_end(p.pids[i]), 0);
     joiner j = {.epoch = 1};
     shared->is_open[1] = 1;
     snprintf(shared->door[1], sizeof(shared->door[1]), "127.0.0.1:0");
@@ -523,19 +504,19 @@ static void a_death_is_noticed_while_all_compute(void)
         start(&p);
         int victim = i % p.size;
         CHECK(await(&shared->came, p.size, 30));
-        pause_s(0.4); /* so that a heartbeat says what was done last */
+        check_sleep_s(0.4); /* so that a heartbeat says what was done last */
         shared->struck_s = tdm_clock_s();
         shared->struck = victim + 1;
         kill(p.pids[victim], SIGKILL);
         for (int k = 0; k < p.size; k++)
-            CHECK_INT(finish_one(p.pids[k]), k == victim ? 1000 + SIGKILL : 0);
+            CHECK_INT(world_end(p.pids[k]), k == victim ? WORLD_SIGNALLED + SIGKILL : 0);
         if (shared->slowest_notice_s > slowest_s) slowest_s = shared->slowest_notice_s;
     }
     printf("     noticed by busy ranks %.1f ms after the kill at most\n", slowest_s * 1e3);
     CHECK(slowest_s < PROMPT_S);
 }
 
-/* All but the stopped one time out and close their world; when it goes on, it gets an error. */
+/* All but the stopped one time out and close their world; when it continues, it gets an error. */
 static int rank_that_may_be_stopped(const party *p, int slot, int first_epoch)
 {
     joiner j = {.epoch = (uint32_t)first_epoch};
@@ -549,7 +530,7 @@ static int rank_that_may_be_stopped(const party *p, int slot, int first_epoch)
     tdm_status status = TDM_OK;
     while (status == TDM_OK) status = add_up(comm, &err);
     CHECK(is_of_peers(status));
-    if (slot == shared->struck - 1 && shared->struck_s > 0) { /* it goes on: the world is gone */
+    if (slot == shared->struck - 1 && shared->struck_s > 0) { /* it continues: the world is gone */
         CHECK(tdm_clock_s() < shared->struck_s + PROMPT_S);
         CHECK(is_of_peers(add_up(comm, &err)));
         CHECK(is_of_peers(tdm_group_check(tdm_comm_world(comm), &err)));
@@ -567,14 +548,14 @@ static void a_stopped_rank_that_goes_on_gets_an_error(void)
         start(&p);
         int victim = i % p.size;
         CHECK(await(&shared->came, p.size, 30));
-        pause_s(0.01 * i);
+        check_sleep_s(0.01 * i);
         shared->struck = victim + 1;
         kill(p.pids[victim], SIGSTOP);
         CHECK(await(&shared->done, p.size - 1, 30));
         if (shared->slowest_close_s > slowest_s) slowest_s = shared->slowest_close_s;
         shared->struck_s = tdm_clock_s();
         kill(p.pids[victim], SIGCONT);
-        for (int k = 0; k < p.size; k++) CHECK_INT(finish_one(p.pids[k]), 0);
+        for (int k = 0; k < p.size; k++) CHECK_INT(world_end(p.pids[k]), 0);
     }
     printf("     closed beside a stopped rank in %.1f ms at most\n", slowest_s * 1e3);
     CHECK(slowest_s < PROMPT_S);

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The same bits, whoever computes them: models trained for 50 steps by one process, and again by many
+# The same bits on any ranks: models trained for 50 steps by one process, and again by many
 # ranks in many ways; the state's hash and every loss must be the same.
 #   hashes_test.sh [pairs | few | all]
 # pairs (the default): combinations in which any two settings meet (pairs.awk). few: some that have most in
@@ -185,7 +185,7 @@ reference() {
 }
 
 # tell COMBINATION WHAT: a failure, with what the training said.
-# tell_end COMBINATION CODE: of a training that did not end well; its traces say who waited for whom.
+# tell_end COMBINATION CODE: of a run that failed; its traces show which rank waited for which.
 tell_end() {
     [ ! -d traces ] || "$TANDEM" trace traces --last 2 >>try.err 2>&1 || true
     rm -rf traces
@@ -240,7 +240,7 @@ all) factors | product ;;
 *) fail "there is nothing called '$what'; there are pairs, few and all" ;;
 esac | grep -E -- "${DIST_ONLY:-.}" >combinations
 if [ $has_mpi = no ] && grep -q ' \(mpi\|hosts-mpi\) ' combinations; then
-    echo "NOT TESTED: MPI, because there is no mpirun or no such transport (tools/setup --test), or by DIST_MPI"
+    echo "NOT TESTED: MPI, because mpirun or the transport is missing (tools/setup --test), or by DIST_MPI"
     sed -i '/ \(mpi\|hosts-mpi\) /d' combinations
 fi
 [ -s combinations ] || fail "no combination matches"

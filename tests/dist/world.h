@@ -8,8 +8,8 @@
 #ifndef TANDEM_TESTS_DIST_WORLD_H
 #define TANDEM_TESTS_DIST_WORLD_H
 
+#include "../world.h"
 #include "check.h"
-#include "rank_env.h"
 #include "transport/registry.h"
 
 #include <tandem/comm.h>
@@ -19,7 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,21 +34,18 @@ typedef struct world {
 
 static inline pid_t world_start_rank(const world *w, int rank, int number)
 {
-    fflush(NULL);
-    pid_t pid = fork();
+    pid_t pid = world_fork(WORLD_ALARM_S);
     if (pid != 0) return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     char meeting[64], host[32];
     snprintf(meeting, sizeof(meeting), "world-%d-%d", (int)getppid(), number);
-    rank_env_set(&(rank_env){.meeting = meeting,
-                             .transport = w->transport,
-                             .rank = rank,
-                             .size = (int)strlen(w->hosts),
-                             .deadline_s = w->deadline_s > 0 ? w->deadline_s : 60});
     snprintf(host, sizeof(host), "world-host-%c", w->hosts[rank]);
-    setenv("TANDEM_HOST", host, 1);
-    execl("/proc/self/exe", "world", "--rank", w->what, (char *)NULL);
-    _exit(127);
+    world_place_set(&(world_place){.meeting = meeting,
+                                   .transport = w->transport,
+                                   .host = host,
+                                   .rank = rank,
+                                   .size = (int)strlen(w->hosts),
+                                   .deadline_s = w->deadline_s > 0 ? w->deadline_s : 60});
+    world_exec("--rank", w->what, NULL);
 }
 
 static inline bool world_has(const char *transport)
@@ -75,20 +71,17 @@ static inline void world_run(const world *w)
     number++;
     for (int i = 0; i < size; i++) pids[i] = world_start_rank(w, i, number);
     for (int i = 0; i < size; i++) {
-        int state = 0;
-        while (waitpid(pids[i], &state, 0) < 0 && errno == EINTR) continue;
-        bool killed = WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL;
-        bool well = i + 1 == w->victim ? killed : state == 0;
-        CHECK(well);
-        if (!well)
-            fprintf(stderr, "%s, hosts %s: rank %d ended with %x\n", w->what, w->hosts, i, state);
+        int end = world_end(pids[i]);
+        int expected = i + 1 == w->victim ? WORLD_SIGNALLED + SIGKILL : 0;
+        CHECK_INT(end, expected);
+        if (end != expected)
+            fprintf(stderr, "%s, hosts %s: rank %d ended with %d\n", w->what, w->hosts, i, end);
     }
 }
 
 /* The life of a rank: joins the world, does its task, and says whether all checks held. */
 static inline int world_be_a_rank(void (*task)(tdm_comm *comm, const char *what), const char *what)
 {
-    alarm(WORLD_ALARM_S);
     tdm_comm *comm = NULL;
     tdm_error err = {0};
     if (tdm_comm_open(NULL, &comm, &err) != TDM_OK) {

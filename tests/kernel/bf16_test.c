@@ -15,7 +15,7 @@
 
 #include <math.h>
 
-/* Of all shapes, every so many-th. */
+/* Of all shapes, every n-th. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { SHAPE_STEP = 53, IS_SLOW = 1 };
 #else
@@ -73,7 +73,7 @@ static void rounding_is_to_the_nearest(void)
     uint16_t *right = malloc(CAST_COUNT * sizeof(*right));
     memcpy(right, y, CAST_COUNT * sizeof(*right));
     const tdm_kernel_backend_ops *cpu;
-    /* In the mode of a training's kernels, too, which flushes to zero. */
+    /* Also in the mode of kernels in training, which flushes to zero. */
     for (int flush = 0; flush < 2; flush++) {
         tdm_kernel_mode before = tdm_kernel_enter(2);
         if (!flush) tdm_kernel_leave(&before);
@@ -216,7 +216,7 @@ static kernel_bench bench_of(const product *p)
     return k;
 }
 
-/* How far every so many-th number of the result is off at worst, in roundings of the sum of all
+/* How far every n-th number of the result is off at worst, in roundings of the sum of all
  * magnitudes. */
 static double worst_of(const product *p, const kernel_bench *k, int64_t every)
 {
@@ -383,7 +383,7 @@ static kernel_bench conv_bench(const conv_case *c, tdm_op_kind op)
     return k;
 }
 
-/* ref sums up in double precision: it stands for the truth. Winograd's way loses a digit. */
+/* ref sums up in double precision: it is the reference. Winograd's algorithm loses a digit. */
 static void convolutions_agree_with_ref(void)
 {
     const tdm_kernel_backend_ops *ops;
@@ -783,7 +783,7 @@ static void recompute_keeps_the_bits(void)
 
 enum { ROWS = 4096, WIDTH = 16 };
 
-/* A plan of so many linear layers, one behind the other, and their gradients. */
+/* A plan of a chain of linear layers and their gradients. */
 static tdm_plan *chain(tdm_dtype precision, int layers, tdm_graph **out)
 {
     tdm_graph *graph = tdm_graph_create();

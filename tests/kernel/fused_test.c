@@ -1,7 +1,7 @@
 /*
  * fused_test.c: products and convolutions that apply an activation to their own result: fast against
  * `ref` across the borders of the pieces that large results are cut into, against the activation as
- * an op of its own, on one thread and on two; their gradients by central differences; and when a plan
+ * a separate op, on one thread and on two; their gradients by central differences; and when a plan
  * lets a product take over the activation behind it.
  */
 #include "kernel/double_eval_more.h"
@@ -203,7 +203,7 @@ static void one_node_where_the_slope_is_in_the_result(void)
     }
 }
 
-/* Two products with an activation as an op of its own behind each. `seen`: bit 0, what goes into the
+/* Two products each followed by an activation as a separate op. `seen`: bit 0, what goes into the
  * first activation is an output too; bit 1, something else reads it. */
 static tdm_graph *two_layers(int activation, int seen)
 {

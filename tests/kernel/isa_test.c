@@ -41,7 +41,7 @@ static void look(const char *asked, int level, bool warned)
     tdm__kernels_onednn.close(onednn);
 }
 
-/* In a process of its own, which ends with the number of checks that failed. */
+/* In a separate process, which ends with the number of checks that failed. */
 static void look_in_process(const char *asked, int level, bool warned)
 {
     int status = 0;

@@ -4,7 +4,7 @@
  * A product is compared on odd shapes, in all four transpositions, with and without bias. The error
  * allowed for one element is a few units in the last place of the sum of the absolute products,
  * times the square root of K: what rounding in any order explains, and nothing more. All operands
- * lie between guards of a huge number: a write over one is seen, a read of one spoils the result.
+ * are between guards of a huge number: a write over one is seen, a read of one spoils the result.
  * Outputs begin as guards too, and inputs must come back untouched.
  */
 #include "base/base.h"

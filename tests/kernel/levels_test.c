@@ -103,7 +103,7 @@ static void hash_floats(const float *x, int64_t count)
     }
 }
 
-/* Ends a test. A change of kernels that changes bits on purpose changes the hash, too. */
+/* Ends a test. A change of kernels that changes bits on purpose changes the hash as well. */
 static void check_hash(uint64_t expected)
 {
     if (bits_hash != expected)

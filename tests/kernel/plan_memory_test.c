@@ -235,7 +235,7 @@ static int count_scratch_clashes(const tdm_graph *g, const tdm__memory *m, const
     return clashes;
 }
 
-/* Views lie where their source does, gradients and parameters where the layout says. */
+/* Views share the memory of their source, gradients and parameters where the layout says. */
 static void check_fixed_places(const tdm_graph *g, const tdm__memory *m, const life *lives,
                                bool forward_only)
 {

@@ -29,7 +29,7 @@ static tdm_tensor of_type(tdm_dtype dtype, tdm_shape shape)
     return (tdm_tensor){dtype, shape, NULL};
 }
 
-/* A winner for each window that really lies in the image. */
+/* A winner for each window, which must be in the image. */
 static void draw_winners(kernel_bench *b, const pool_case *c)
 {
     const int64_t *y = b->call.in[1].shape.dim;

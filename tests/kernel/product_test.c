@@ -197,7 +197,7 @@ static uint64_t digest_results(int threads)
     return digest;
 }
 
-/* In a process of its own, which has this level. */
+/* In a separate process, which has this level. */
 static uint64_t digest_at(const char *level, int threads)
 {
     uint64_t digest = 0;

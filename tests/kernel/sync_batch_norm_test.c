@@ -161,7 +161,7 @@ static void residual_networks(void)
     lanes_against_whole(&t, 5, 2);
 }
 
-/* Without the key each lane stands for itself, and one of a single row has no variance. */
+/* Without the key each lane is normalised alone, and one of a single row has no variance. */
 static void without_the_key_there_is_nothing_to_exchange(void)
 {
     tdm_error err = {0};

@@ -36,19 +36,19 @@ enum { SIZE_COUNT = sizeof(sizes) / sizeof(sizes[0]) };
 /* At all levels against ref, and over the first input where `in_place`. */
 static void compare(trial t, bool in_place)
 {
-    trial_result expected = run_trial(&tdm__kernels_ref, &t);
+    trial_result expected = vec_trial_run(&tdm__kernels_ref, &t);
     for (int l = 0; l < levels_here(); l++) {
         t.over_first = false;
-        trial_result got = run_trial(levels[l].backend, &t);
-        compare_results(&t, levels[l].number, &got, &expected);
+        trial_result got = vec_trial_run(levels[l].backend, &t);
+        vec_trial_compare(&t, levels[l].number, &got, &expected);
         t.over_first = in_place;
-        trial_result over = in_place ? run_trial(levels[l].backend, &t) : (trial_result){0};
+        trial_result over = in_place ? vec_trial_run(levels[l].backend, &t) : (trial_result){0};
         for (int o = 0; in_place && o < t.out_count; o++)
-            CHECK(same_bits(over.out[o], got.out[o], got.count[o]));
-        free_result(&got);
-        free_result(&over);
+            CHECK(vec_trial_same_bits(over.out[o], got.out[o], got.count[o]));
+        vec_trial_free(&got);
+        vec_trial_free(&over);
     }
-    free_result(&expected);
+    vec_trial_free(&expected);
 }
 
 /* ---- element-wise ---------------------------------------------------------------------------- */
@@ -347,7 +347,7 @@ static void concat_and_slice(void)
 
 /* ---- bits ------------------------------------------------------------------------------------ */
 
-/* Runs one op on `count` elements that lie at `data`. */
+/* Runs one op on `count` elements at `data`. */
 static void run_on(const level *l, tdm_op_kind op, int in_count, const float *data, int64_t count,
                    float *out)
 {
@@ -365,7 +365,7 @@ static void an_element_does_not_know_its_place(void)
     enum { COUNT = 150 };
     float x[COUNT], whole[COUNT], part[COUNT];
     trial t = {.in_count = 1, .extremes = true};
-    fill_input(&t, 0, x, COUNT);
+    vec_trial_fill(&t, 0, x, COUNT);
     for (int l = 0; l < levels_here(); l++)
         for (int e = 0; e < ELEMENTWISE_COUNT; e++) {
             const elementwise *op = &elementwise_ops[e];
@@ -373,7 +373,7 @@ static void an_element_does_not_know_its_place(void)
             for (int64_t first = 0; first < 18; first++)
                 for (int64_t count = 1; count < 40; count++) {
                     run_on(&levels[l], op->op, op->in_count, x + first, count, part);
-                    CHECK(same_bits(part, whole + first, (size_t)count));
+                    CHECK(vec_trial_same_bits(part, whole + first, (size_t)count));
                 }
         }
 }
@@ -385,7 +385,7 @@ static void a_column_does_not_know_its_neighbours(void)
     static float x[ROWS * COLUMNS], column[ROWS];
     float whole[COLUMNS], alone;
     trial t = {.in_count = 1};
-    fill_input(&t, 0, x, ROWS * COLUMNS);
+    vec_trial_fill(&t, 0, x, ROWS * COLUMNS);
     for (int l = 0; l < levels_here(); l++) {
         const tdm_kernel *kernel = tdm_kernel_find(levels[l].backend, TDM_OP_SUM_ROWS,
                                                    TDM_DTYPE_F32);
@@ -398,7 +398,7 @@ static void a_column_does_not_know_its_neighbours(void)
         for (int c = 0; c < COLUMNS; c++) {
             for (int r = 0; r < ROWS; r++) column[r] = x[r * COLUMNS + c];
             kernel->run(NULL, &call, &(tdm_step_key){0});
-            CHECK(same_bits(&alone, &whole[c], 1));
+            CHECK(vec_trial_same_bits(&alone, &whole[c], 1));
         }
     }
 }
@@ -407,19 +407,19 @@ static void same_on_two_threads(const trial *t)
 {
     for (int l = 0; l < levels_here(); l++) {
         int before = tdm_kernel_threads_set(1);
-        trial_result one = run_trial(levels[l].backend, t);
+        trial_result one = vec_trial_run(levels[l].backend, t);
         tdm_kernel_threads_set(2);
-        trial_result two = run_trial(levels[l].backend, t);
+        trial_result two = vec_trial_run(levels[l].backend, t);
         tdm_kernel_threads_set(3);
-        trial_result three = run_trial(levels[l].backend, t);
+        trial_result three = vec_trial_run(levels[l].backend, t);
         tdm_kernel_threads_set(before);
         for (int o = 0; o < t->out_count; o++) {
-            CHECK(same_bits(one.out[o], two.out[o], one.count[o]));
-            CHECK(same_bits(one.out[o], three.out[o], one.count[o]));
+            CHECK(vec_trial_same_bits(one.out[o], two.out[o], one.count[o]));
+            CHECK(vec_trial_same_bits(one.out[o], three.out[o], one.count[o]));
         }
-        free_result(&one);
-        free_result(&two);
-        free_result(&three);
+        vec_trial_free(&one);
+        vec_trial_free(&two);
+        vec_trial_free(&three);
     }
 }
 
@@ -553,7 +553,7 @@ static void optimisers_have_one_set_of_bits(void)
     static optim_numbers start, first, now;
     for (int i = 0; i < OPTIM_ARRAYS; i++) {
         trial t = {.op = (tdm_op_kind)i, .in_count = 1};
-        fill_input(&t, 0, start.array[i], OPTIM_COUNT);
+        vec_trial_fill(&t, 0, start.array[i], OPTIM_COUNT);
         for (int k = 0; i >= 2 && k < OPTIM_COUNT; k++)
             start.array[i][k] = fabsf(start.array[i][k]);
     }
@@ -566,7 +566,7 @@ static void optimisers_have_one_set_of_bits(void)
                 update_in_two(ops, cut, &now);
                 if (l == 0 && cut == 0) first = now;
                 CHECK(memcmp(&now, &first, sizeof(now)) == 0);
-                CHECK(!same_bits(now.array[1], start.array[1], OPTIM_COUNT));
+                CHECK(!vec_trial_same_bits(now.array[1], start.array[1], OPTIM_COUNT));
             }
 }
 
@@ -575,8 +575,8 @@ static void sums_of_gradients(void)
     enum { COUNT = 150 };
     float x[COUNT], y[COUNT], sum[COUNT];
     trial t = {.in_count = 1, .extremes = true};
-    fill_input(&t, 0, x, COUNT);
-    fill_input(&t, 1, y, COUNT);
+    vec_trial_fill(&t, 0, x, COUNT);
+    vec_trial_fill(&t, 1, y, COUNT);
     for (size_t first = 0; first < 18; first++)
         for (size_t count = 0; count < 100; count += 7) {
             memcpy(sum, x, sizeof(sum));
@@ -584,7 +584,7 @@ static void sums_of_gradients(void)
             for (size_t i = 0; i < COUNT; i++) {
                 bool within = i >= first && i < first + count;
                 float expected = within ? x[i] + y[i - first] : x[i];
-                CHECK(isnan(expected) ? isnan(sum[i]) : same_bits(&sum[i], &expected, 1));
+                CHECK(isnan(expected) ? isnan(sum[i]) : vec_trial_same_bits(&sum[i], &expected, 1));
             }
         }
 }

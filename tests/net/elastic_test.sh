@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Three hosts in network namespaces, an etcd on each, agents that are started as by ssh: hosts die, links are
-# cut, etcd's leader dies. Training goes on and ends with the bits of an undisturbed run; who is on the
+# cut, etcd's leader dies. Training continues and ends with the bits of an undisturbed run; who is on the
 # smaller side of a cut stops by itself.
 #   elastic_test.sh TANDEM [CASE...]
 # Cases: plain scope mirror back full cut etcd lineage. Needs root, `ip`, the kernel's namespaces and etcd (make setup-etcd);
-# without them it says so and is skipped (77).
+# without them the test is skipped (77).
 set -euo pipefail
 tandem=$(realpath "$1")
 shift
@@ -13,8 +13,8 @@ skip() {
     exit 77
 }
 [ "$(id -u)" = 0 ] || skip "this needs root, to make network namespaces"
-command -v ip >/dev/null || skip "there is no ip (tools/setup --test installs iproute2)"
-command -v etcd >/dev/null || skip "there is no etcd (make setup-etcd installs it)"
+command -v ip >/dev/null || skip "ip is not installed (tools/setup --test installs iproute2)"
+command -v etcd >/dev/null || skip "etcd is not installed (make setup-etcd)"
 id=tdme$$
 switch=$id-s
 work=$(mktemp -d)
@@ -166,7 +166,7 @@ show() {
     tail -n 20 "$work/$1.err"
     tail -n 40 "$work/$1"/net-1/log*.jsonl 2>/dev/null || true
 }
-# ends_well CASE LEAST: the launcher's exit code, the hash, the ledger, and at least so many epochs after the
+# ends_well CASE LEAST: the launcher's exit code, the hash, the ledger, and at least LEAST epochs after the
 # first one: otherwise nothing had happened.
 ends_well() {
     local code=0 got epochs

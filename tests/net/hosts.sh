@@ -13,6 +13,9 @@ declare -A host_address
 # shellcheck source=tests/net/namespaces.sh
 source "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/namespaces.sh"
 
+# pause_request CASE: stops a worker before its step 45, so that training cannot end before the worker is killed.
+pause_request() { echo "forward:step=45:signal=STOP:file=$work/$1.there"; }
+
 skip() {
     echo "SKIPPED: $*; real launchers were not tested"
     exit 77
@@ -120,7 +123,7 @@ hosts_remove() {
 # etcd_start NAME: one member, on that host: $store.
 etcd_start() {
     local at=http://${host_address[$1]}
-    command -v etcd >/dev/null || skip "there is no etcd (make setup-etcd installs it)"
+    command -v etcd >/dev/null || skip "etcd is not installed (make setup-etcd)"
     # shellcheck disable=SC2034 # for the tests
     store=etcd:$at:2379
     on "$1" etcd --data-dir "$work/etcd" --logger zap --log-level error --listen-client-urls "$at:2379" \

@@ -3,7 +3,7 @@
 # Workers and a node are killed, jobs are put back into the queue; the script is examples/10_slurm/train.sbatch.
 #   slurm_test.sh TANDEM [CASE...]
 # Cases: worker requeue node survive cancel fixed. Needs root, namespaces, Slurm, munge and etcd (make
-# setup-launchers setup-etcd); without them it says so and is skipped (77).
+# setup-launchers setup-etcd); without them the test is skipped (77).
 set -euo pipefail
 tandem=$(realpath "$1")
 shift
@@ -94,20 +94,18 @@ ln -s "$tandem" "$work/bin/tandem" # as the script calls it
 script=$here/../../examples/10_slurm/train.sbatch
 cp "$script" "$work/train.sbatch"
 
-# pause_wish CASE: what stops a worker in front of its step 45, so that training cannot end before it is struck.
-pause_wish() { echo "forward:step=45:signal=STOP:file=$work/$1.there"; }
-# submit CASE WISHES [OPTIONS OF sbatch...] -- OPTIONS OF tandem...: $job. Variables of the one who submits are those
+# submit CASE KILLS [OPTIONS OF sbatch...] -- OPTIONS OF tandem...: $job. Variables of the one who submits are those
 # of the tasks, so secrets travel in them.
 job=
 submit() {
-    local case=$1 wishes=$2 options=()
+    local case=$1 kills=$2 options=()
     shift 2
     while [ "$1" != -- ]; do
         options+=("$1")
         shift
     done
     shift
-    job=$(on head env PATH="$work/bin:$PATH" TANDEM_TEST_KILL="$wishes" sbatch --parsable -o "$work/$case.log" \
+    job=$(on head env PATH="$work/bin:$PATH" TANDEM_TEST_KILL="$kills" sbatch --parsable -o "$work/$case.log" \
         "${options[@]}" "$work/train.sbatch" "$work/job.yaml" --set "run.dir=$work/$case" "$@")
 }
 job_state() { on head scontrol show job "$job" -o 2>/dev/null | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p'; }
@@ -180,7 +178,7 @@ restarts() { [ "$(job_field Restarts)" = "$1" ]; }
 
 # A worker of the session is killed: its agent starts another, for which the others wait (--min), and Slurm sees nothing of it.
 case_worker() {
-    submit worker "$(pause_wish worker)" -- --store "$store" --min 4
+    submit worker "$(pause_request worker)" -- --store "$store" --min 4
     reach worker || return 0
     kill -9 "$(stopped)"
     ends_well worker
@@ -189,10 +187,10 @@ case_worker() {
 }
 
 # The batch script gets its signal, as when the job's time is nearly over, and calls 'scontrol requeue'. Training stops
-# with a checkpoint, and goes on from that. (Slurm continues stopped tasks before it asks them to end; should they be
+# with a checkpoint, and resumes from that. (Slurm continues stopped tasks before it asks them to end; should they be
 # fast, one stops once more.)
 case_requeue() {
-    submit requeue "$(pause_wish requeue),forward:step=150:signal=STOP:file=$work/requeue.again" -- --store "$store"
+    submit requeue "$(pause_request requeue),forward:step=150:signal=STOP:file=$work/requeue.again" -- --store "$store"
     reach requeue || return 0
     on head scancel --batch -s USR1 "$job"
     says requeue "stopping after this step" 60
@@ -213,10 +211,10 @@ node_back() {
     node_start "$1"
 }
 
-# The node of the batch script is lost: Slurm puts the job back, and once the node is there again it goes on from its
+# The node of the batch script is lost: Slurm puts the job back, and once the node is there again it resumes from its
 # newest checkpoint.
 case_node() {
-    submit node "$(pause_wish node)" -- --store "$store"
+    submit node "$(pause_request node)" -- --store "$store"
     reach node || return 0
     node_lost n1
     put_back node
@@ -225,9 +223,9 @@ case_node() {
     says node "resuming from step 4"
 }
 
-# Another node is lost, and the job is to go on without it: so does training.
+# Another node is lost, and the job continues without it, and so does training.
 case_survive() {
-    submit survive "$(pause_wish survive)" --no-kill -- --store "$store"
+    submit survive "$(pause_request survive)" --no-kill -- --store "$store"
     reach survive || return 0
     node_lost n2
     let_go_on
@@ -239,23 +237,23 @@ case_survive() {
 
 # scancel: training stops with a checkpoint, and the job is not put back.
 case_cancel() {
-    submit cancel "$(pause_wish cancel),forward:step=150:signal=STOP:file=$work/cancel.again" -- --store "$store"
+    submit cancel "$(pause_request cancel),forward:step=150:signal=STOP:file=$work/cancel.again" -- --store "$store"
     reach cancel || return 0
     on head scancel "$job"
     says cancel "stopping after this step" 60
     let_go_on
     job_ends cancel CANCELLED
-    "$tandem" hash "$work/cancel/net-1" >/dev/null || complain "cancel: there is no good checkpoint"
+    "$tandem" hash "$work/cancel/net-1" >/dev/null || complain "cancel: the run has no good checkpoint"
     restarts 0 || complain "cancel: the job was put back"
     echo "ok   cancel"
 }
 
 # Without a store the tasks are ranks of a fixed world, whose secret is in the environment that sbatch hands on. A
-# rank that dies ends the others, with a message that names it; submitted again, the job goes on.
+# rank that dies ends the others, with a message that names it; submitted again, the job resumes.
 case_fixed() {
     local secret shown
     secret=$(od -An -N 16 -tx1 /dev/urandom | tr -d ' \n')
-    TANDEM_SECRET=$secret submit fixed "$(pause_wish fixed)" --
+    TANDEM_SECRET=$secret submit fixed "$(pause_request fixed)" --
     reach fixed || return 0
     grep -qzFx "TANDEM_SECRET=$secret" "/proc/$(stopped)/environ" || complain "fixed: the secret did not come"
     shown=$(shown_in "$secret" head n1 n2)

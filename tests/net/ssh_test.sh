@@ -3,7 +3,7 @@
 # are, beta and gamma. Workers, connections and agents are killed; keys are refused, or not known; Ctrl-C ends it all.
 #   ssh_test.sh TANDEM [CASE...]
 # Cases: worker connection agent launcher refused unknown nobody interrupt. Needs root, namespaces, sshd and etcd
-# (make setup-launchers setup-etcd); without them it says so and is skipped (77).
+# (make setup-launchers setup-etcd); without them the test is skipped (77).
 set -euo pipefail
 tandem=$(realpath "$1")
 shift
@@ -75,8 +75,6 @@ strikes() {
     rm -f "$work"/home-*/.ssh/environment
     [ "$1" = none ] || echo "TANDEM_TEST_KILL=$2" >"$work/home-$1/.ssh/environment"
 }
-# pause_wish CASE: a worker stops in front of its step 45, so that training cannot end before it is struck.
-pause_wish() { echo "forward:step=45:signal=STOP:file=$work/$1.there"; }
 # start CASE HOSTS OPTIONS...: the launcher is on alpha.
 launcher=
 start() {
@@ -159,7 +157,7 @@ starts_of() {
 # workers, and among the words of no process; nor does any log have it.
 case_worker() {
     local secret shown
-    strikes beta "$(pause_wish worker)"
+    strikes beta "$(pause_request worker)"
     start worker alpha:1,beta:2 -q --json --min 3
     reach worker || return 0
     secret=$(tr '\0' '\n' <"/proc/$(stopped beta)/environ" | sed -n 's/^TANDEM_SECRET=//p')
@@ -175,10 +173,10 @@ case_worker() {
     [ "$(starts_of worker beta)" -ge 3 ] || complain "worker: it was not started again"
 }
 
-# The connection to beta, where rank 0 is, breaks: its agent goes on, and starts a worker again that dies later.
+# The connection to beta, where rank 0 is, breaks: its agent continues, and starts a worker again that dies later.
 case_connection() {
     local pid
-    strikes beta "$(pause_wish connection),forward:step=120:file=$work/connection.later"
+    strikes beta "$(pause_request connection),forward:step=120:file=$work/connection.later"
     start connection beta:2,gamma:1 -q --min 3
     reach connection || return 0
     for pid in $(pids beta); do
@@ -191,10 +189,10 @@ case_connection() {
     [ "$(starts_of connection beta)" -ge 3 ] || complain "connection: the worker was not started again"
 }
 
-# The agent of beta is killed: its worker goes on, and ssh with it. (The kernel continues stopped children of a
+# The agent of beta is killed: its worker and ssh continue. (The kernel continues stopped children of a
 # process that dies, so the one that stops is on gamma.)
 case_agent() {
-    strikes gamma "$(pause_wish agent)"
+    strikes gamma "$(pause_request agent)"
     start agent beta:1,gamma:1 -q --min 2
     reach agent || return 0
     kill -9 "$(agent_pids beta)"
@@ -212,9 +210,9 @@ launcher_pid() {
         if grep -qz '^--hosts' "/proc/$pid/cmdline"; then echo "$pid"; fi
     done
 }
-# The launcher is killed: agents and workers of all hosts go on to the end.
+# The launcher is killed: agents and workers of all hosts continue to the end.
 case_launcher() {
-    strikes beta "$(pause_wish launcher)"
+    strikes beta "$(pause_request launcher)"
     start launcher alpha:1,beta:2 -q --min 3
     reach launcher || return 0
     kill -9 "$(launcher_pid)"
@@ -272,10 +270,10 @@ ends_with() {
     wait "$launcher" || code=$?
     [ $code = "$2" ] || { complain "$1: it ended with $code, not $2"; show "$1"; }
 }
-# Ctrl-C once: a checkpoint, nobody is left, and the run goes on later; twice: nobody is left, although a worker
+# Ctrl-C once: a checkpoint, no process is left, and the run can resume later; twice: no process is left, although a worker
 # has stopped and finishes no step.
 case_interrupt() {
-    strikes beta "$(pause_wish interrupt)"
+    strikes beta "$(pause_request interrupt)"
     start interrupt alpha:1,beta:2 --min 3
     reach interrupt || return 0
     kill -INT "$(launcher_pid)"
@@ -286,7 +284,7 @@ case_interrupt() {
     strikes none
     start interrupt beta:1,gamma:1 -q --resume "$work/interrupt/net-1"
     ends_well interrupt
-    strikes beta "$(pause_wish twice)"
+    strikes beta "$(pause_request twice)"
     start twice alpha:1,beta:2 --min 3
     reach twice || return 0
     kill -INT "$(launcher_pid)"

@@ -4,7 +4,7 @@
 # that do not fit. Trainings end with the bits of an undisturbed run, and nothing of theirs can be read.
 #   strangers_test.sh TANDEM [CASE...]
 # Cases: flood trace user certificates newcomer secret. Needs root, `ip`, the kernel's namespaces, etcd (make setup-etcd),
-# python3, openssl and setpriv; without them it says so and is skipped (77).
+# python3, openssl and setpriv; without them the test is skipped (77).
 set -euo pipefail
 tandem=$(realpath "$1")
 shift
@@ -94,7 +94,7 @@ parallel: {lanes: 8, zero: 1}
 checkpoint: {every_epochs: never, ledger: true}
 YAML
 hash_of() { sed -n 's/.*"hash":"\([0-9a-f]\{64\}\)".*/\1/p' "$1"; }
-# reference STEPS SETS...: the hash of an undisturbed run of so many.
+# reference STEPS SETS...: the hash of an undisturbed run of STEPS steps.
 reference() {
     local sets=() set
     for set in "train.steps=$1" "${@:2}"; do sets+=(--set "$set"); done
@@ -158,7 +158,7 @@ stop_flood() { # stop_flood REPORT
     kill -TERM "$(cat "$1.pid")" 2>/dev/null || true
     wait "$flood" || complain "the flood failed: $(tail -n 3 "$1.err")"
 }
-# Trainings one after the other, until all strangers have come: at starts, meetings and ends, too.
+# Training runs one after the other, until all strangers have come, also at starts, meetings and ends.
 case_flood() {
     local steps=${STRANGERS_STEPS:-10000} want quiet_ms flood_ms=0 round=0 quiet=$work/quiet.report
     local report=$work/flood.report had most
@@ -361,7 +361,7 @@ case_certificates() {
     ends_saying misnamed 6 'certificate of another name \(/CN=misnamed\)'
     certified missing missing
     ends_saying missing 1 "cannot use the certificate $work/missing.pem: No such file or directory"
-    # The same for ranks with fixed places: rank 0 goes on waiting for one that fits.
+    # The same for ranks with fixed places: rank 0 continues to wait for one that fits.
     variables one
     begin_world certificates TANDEM_SECRET=fixed "${files[@]}"
     variables foreign
@@ -452,7 +452,7 @@ case_newcomer() {
 
 # ---- secret ------------------------------------------------------------------------------------------------------
 
-# Strangers stand at rank 0's port before rank 1 comes, first with another secret, then with the right one. An agent
+# Strangers connect to rank 0's port before rank 1 comes, first with another secret, then with the right one. An agent
 # with another secret is not let into a session.
 case_secret() {
     local want code=0 report=$work/secret.report

@@ -300,7 +300,7 @@ int main(int argc, char **argv)
     const model_case *c = NULL;
     for (size_t i = 0; i < COUNT_OF(cases); i++)
         if (strcmp(cases[i].name, argv[2]) == 0) c = &cases[i];
-    if (!c) give_up("there is no such case");
+    if (!c) give_up("unknown case");
     if (argc == 3)
         print_training(c, &x);
     else

@@ -81,7 +81,7 @@ def worst_tensor(a, b):
 
 def one_step_beside(ours, case, weights, dtype, most):
     """one_step() with those undecided numbers of the rectifiers (see Kinks) on the other side that
-    bring the gradients to ours, and how many these are. A fault of ours is no such number."""
+    bring the gradients to ours, and how many these are. An error in our numbers is not among them."""
     kinks, turned = Kinks(), []
     loss, grads, statistics = one_step(case, weights, dtype, kinks)
 
@@ -101,7 +101,7 @@ def one_step_beside(ours, case, weights, dtype, most):
 def apart(grads):
     """Takes the weights of queries, keys and values apart: those of the values have much larger
     gradients. Not so their biases: attention takes no notice of a bias of the keys, so its gradient
-    is zero but for rounding, and has no size of its own to measure by."""
+    is zero but for rounding, so that its size cannot be used as a scale."""
     parts = {}
     for name, grad in grads.items():
         pieces = grad.chunk(3) if name.endswith("c_attn.weight") else (grad,)

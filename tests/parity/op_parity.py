@@ -63,7 +63,7 @@ def split(case, p, _):
 
 
 def rms_norm(case, p, _):
-    """PyTorch has none of its own yet."""
+    """PyTorch does not have this op yet."""
     mean_square = (p["x"] * p["x"]).mean(dim=-1, keepdim=True)
     return p["x"] * torch.rsqrt(mean_square + case["eps"]) * p["gamma"]
 

@@ -1,6 +1,6 @@
 """Trains with `tandem train -n N` and again with PyTorch in a single process, and compares.
 
-Usage: ranks_parity.py TANDEM CASE.... A case has data of its own, which are the same for both, in
+Usage: ranks_parity.py TANDEM CASE.... Each case has its data, which are the same for both, in
 the same order; the first weights are Tandem's. The batch is cut into four lanes.
 On every number of ranks the losses of 100 steps must agree with PyTorch's to 1e-4 at every step, and
 so must the running statistics of a batch norm over the whole batch at the end. Ends with 77, which
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-import exchange  # noqa: F401 (which says so, and ends, when there is no PyTorch)
+import exchange  # noqa: F401 (which ends the program with a message if PyTorch is missing)
 import model_parity
 import torch
 from torch import nn

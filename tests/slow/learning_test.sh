@@ -49,7 +49,7 @@ shakespeare)
     "$tandem" generate "$scratch"/runs/shakespeare-1 --prompt $'ROMEO:\n' --tokens 1500 --temperature 0.8 >"$scratch/text"
     cat "$scratch/text"
     # Recognisable: speakers in capitals with a colon, in lines of verse, and most words real ones,
-    # which here means that they stand in the text that was read.
+    # which here means that they occur in the text that was read.
     speakers=$(grep -cE '^[A-Z][A-Z ]+:$' "$scratch/text" || true)
     words() { tr -cs "A-Za-z'" '\n' | tr '[:upper:]' '[:lower:]' | grep -E '^.{2,}$'; }
     words <examples/data/shakespeare.txt | sort -u >"$scratch/known"

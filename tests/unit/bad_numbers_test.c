@@ -5,7 +5,7 @@
  * The numbers are really bad: data that overflows in a product, gradients that overflow while the
  * loss is fine, gradients that overflow only when lanes are added up, gradients that are finite but
  * whose square is not, an op of the test's own that makes a NaN. A gradient that is huge but has a
- * square is no bad number, and must be trained on.
+ * square is not a bad number, and must be trained.
  */
 #include "parallel/internal.h"
 #include "team_bench.h"

@@ -2,7 +2,6 @@
  * checkpoint_folder_test.c: which checkpoints stay, by which rule; the index of what the test set said;
  * packed files, and packed bytes that lie; hashes by chunks, over threads.
  */
-#define CHECKPOINT_IN_MEMORY
 #include "base/base.h"
 #include "check.h"
 #include "checkpoint/internal.h"
@@ -13,6 +12,15 @@
 #include <stdatomic.h>
 #include <sys/resource.h>
 #include <unistd.h>
+
+/* Of the checkpoints: the directory of the case, or one in it. */
+static const char *directory;
+
+/* In memory, because the tests sync often. */
+static void directory_make(void)
+{
+    directory = check_memory_dir();
+}
 
 static void save_step(uint64_t step, bool packed)
 {
@@ -65,7 +73,6 @@ static void retain(tdm_checkpoint_retention rules, uint64_t good)
 
 static void test_rules(void)
 {
-    directory_make();
     for (uint64_t i = 1; i <= 10; i++) save_step(i, false);
     note(3, 0.2, 0.9);
     note(5, 0.1, 0.7);
@@ -84,18 +91,15 @@ static void test_rules(void)
     tdm_error err;
     tdm_checkpoint_retention negative = {.keep_best = -1};
     CHECK_INT(tdm_checkpoint_retain(directory, &negative, 10, &err), TDM_ERR_INVALID);
-    directory_remove();
 }
 
 /* Equal values: the newer one is the better. */
 static void test_ties(void)
 {
-    directory_make();
     for (uint64_t i = 1; i <= 4; i++) save_step(i, false);
     for (uint64_t i = 1; i <= 4; i++) note(i, 0.5, 0.5);
     retain((tdm_checkpoint_retention){.keep = 1, .keep_best = 2}, 4);
     CHECK_TEXT(steps(), "3 4");
-    directory_remove();
 }
 
 static int removed_for(tdm_checkpoint_retention rules, uint64_t bytes)
@@ -120,7 +124,6 @@ static uint64_t bytes_of_newest(void)
 /* The disk here is not full, so as many bytes must go as are asked for. */
 static void test_room(void)
 {
-    directory_make();
     for (uint64_t i = 1; i <= 8; i++) save_step(i, false);
     note(3, 0.2, 0.9);
     tdm_checkpoint_retention rules = {.keep = 8, .keep_every = 4, .keep_best = 1};
@@ -132,17 +135,17 @@ static void test_room(void)
     CHECK_INT(removed_for(rules, bytes_of_newest() + 1), 2); /* 3 is the best, 4 a multiple */
     CHECK_TEXT(steps(), "3 4 6 7 8");
     /* The newest that can be read stays, and so do those that cannot. */
-    CHECK_INT(tdm_file_replace(in_directory("step-000000000008.safetensors"), "x", 1, NULL),
-              TDM_OK);
+    CHECK_INT(tdm_file_replace(check_path("step-000000000008.safetensors"), "x", 1, NULL), TDM_OK);
     CHECK_INT(removed_for(rules, 1), 1);
     CHECK_INT(removed_for(rules, 1), 0);
     CHECK_TEXT(steps(), "3 4 7 8");
-    directory_remove();
 }
 
 static void write_text(const char *name, const char *text)
 {
-    CHECK_INT(tdm_file_replace(in_directory(name), text, strlen(text), NULL), TDM_OK);
+    char path[512];
+    snprintf(path, sizeof(path), "%s/%s", directory, name);
+    CHECK_INT(tdm_file_replace(path, text, strlen(text), NULL), TDM_OK);
 }
 
 static double loss_of(uint64_t step)
@@ -161,12 +164,11 @@ static double loss_of(uint64_t step)
 /* An index that is missing, or holds anything, is made again from the metrics beside the directory. */
 static void test_index(void)
 {
-    char outer[64];
-    directory_make();
-    memcpy(outer, directory, sizeof(outer));
     write_text("metrics.jsonl", "{\"step\":1,\"loss\":9}\n{\"step\":1,\"test_loss\":0.5,"
                                 "\"test_accuracy\":0.25}\nnot json \"test_\n{\"step\":2,\"test_lo");
-    snprintf(directory + strlen(directory), sizeof(directory) - strlen(directory), "/c");
+    char inner[80];
+    snprintf(inner, sizeof(inner), "%s/c", directory);
+    directory = inner;
     CHECK_INT(tdm_dir_make(directory, NULL), TDM_OK);
     save_step(1, false);
     save_step(2, false);
@@ -192,8 +194,6 @@ static void test_index(void)
     CHECK(loss_of(2) == 0.75);
     note(2, 0.5, 0.5); /* measured again */
     CHECK(loss_of(2) == 0.5);
-    memcpy(directory, outer, sizeof(directory));
-    directory_remove();
 }
 
 /* ---- packed files ------------------------------------------------------------------------------- */
@@ -213,7 +213,6 @@ static void test_names(void)
 static void test_packed_directory(void)
 {
     if (!packs()) return;
-    directory_make();
     save_step(1, false);
     save_step(2, true);
     save_step(3, true);
@@ -231,7 +230,6 @@ static void test_packed_directory(void)
     CHECK_INT(tdm_checkpoint_newest(directory, arena, &path, &err), TDM_OK);
     CHECK(path && strstr(path, "000003.safetensors") && !strstr(path, ".zst"));
     tdm_arena_destroy(arena);
-    directory_remove();
 }
 
 /* A state of several frames: packed, unpacked, and whatever is cut out of it or changed in it. */
@@ -239,16 +237,15 @@ static void test_packed_bytes(void)
 {
     if (!packs()) return;
     enum { NUMBERS = 700000, TRIES = 60 };
-    directory_make();
     float *numbers = malloc(NUMBERS * sizeof(float));
     for (int i = 0; i < NUMBERS; i++) numbers[i] = (float)(i % 977) * 0.25f;
     tdm_named_tensor tensor = {"w", {TDM_DTYPE_F32, tdm_shape_1(NUMBERS), numbers}};
     tdm_error err;
-    CHECK_INT(tdm_safetensors_write(in_directory("t"), &tensor, 1, NULL, 0, &err), TDM_OK);
-    CHECK_INT(tdm_safetensors_write(in_directory("t.zst"), &tensor, 1, NULL, 0, &err), TDM_OK);
+    CHECK_INT(tdm_safetensors_write(check_path("t"), &tensor, 1, NULL, 0, &err), TDM_OK);
+    CHECK_INT(tdm_safetensors_write(check_path("t.zst"), &tensor, 1, NULL, 0, &err), TDM_OK);
     tdm_file_bytes plain = {0}, packed = {0};
-    CHECK_INT(tdm_file_read(in_directory("t"), 0, &plain, &err), TDM_OK);
-    CHECK_INT(tdm_file_read(in_directory("t.zst"), 0, &packed, &err), TDM_OK);
+    CHECK_INT(tdm_file_read(check_path("t"), 0, &plain, &err), TDM_OK);
+    CHECK_INT(tdm_file_read(check_path("t.zst"), 0, &packed, &err), TDM_OK);
     CHECK(packed.count < plain.count / 2);
     tdm_pages pages = {0};
     tdm__unpacking *u = NULL;
@@ -280,10 +277,9 @@ static void test_packed_bytes(void)
     free(numbers);
     tdm_file_bytes_release(&plain);
     tdm_file_bytes_release(&packed);
-    directory_remove();
 }
 
-/* Few bytes that stand for many: only as many are unpacked as it takes to see that they are no file. */
+/* A few bytes that unpack to many: only as many are unpacked as show that this is not a checkpoint. */
 static void test_packed_bomb(void)
 {
     if (!packs()) return;
@@ -407,4 +403,4 @@ static const check_test tests[] = {
     CHECK_TEST(test_spread),       CHECK_TEST(test_chunks),
 };
 
-CHECK_MAIN(tests)
+CHECK_MAIN_AROUND(tests, directory_make, NULL)

@@ -9,7 +9,6 @@
  *   - Each operation of a writer fails in turn, with each of several errors.
  * Plain and packed files; files written by one process and by several that share the work.
  */
-#define CHECKPOINT_IN_MEMORY
 #include "base/base.h"
 #include "check.h"
 #include "checkpoint/checkpoint.h"
@@ -113,8 +112,8 @@ int unlinkat(int fd, const char *path, int flags)
 static void path_of(uint64_t step, bool packed, char out[512])
 {
     tdm_arena *arena = tdm_arena_create("test");
-    const char *path = packed ? tdm_checkpoint_packed_path(arena, directory, step)
-                              : tdm_checkpoint_path(arena, directory, step);
+    const char *path = packed ? tdm_checkpoint_packed_path(arena, check_dir(), step)
+                              : tdm_checkpoint_path(arena, check_dir(), step);
     snprintf(out, 512, "%s", path);
     tdm_arena_destroy(arena);
 }
@@ -128,8 +127,8 @@ static tdm_status save(uint64_t step, bool packed, tdm_error *err)
     TDM_TRY(tdm_checkpoint_save(path, &s.content, err));
     tdm_checkpoint_metrics metrics = {.loss = 1.0 / (double)(step + 1), .accuracy = 0.5};
     tdm_checkpoint_retention rules = {.keep = STEPS_KEPT};
-    TDM_TRY(tdm_checkpoint_note(directory, step, &metrics, err));
-    return tdm_checkpoint_retain(directory, &rules, step, err);
+    TDM_TRY(tdm_checkpoint_note(check_dir(), step, &metrics, err));
+    return tdm_checkpoint_retain(check_dir(), &rules, step, err);
 }
 
 /* The step of the newest good checkpoint, whose numbers are those of that step. */
@@ -140,7 +139,7 @@ static uint64_t check_newest(void)
     char *path = NULL;
     uint64_t step = UINT64_MAX;
     tdm_checkpoint *checkpoint = NULL;
-    tdm_status status = tdm_checkpoint_newest(directory, arena, &path, &err);
+    tdm_status status = tdm_checkpoint_newest(check_dir(), arena, &path, &err);
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "%s\n", err.message);
     if (status == TDM_OK) CHECK_INT(tdm_checkpoint_open(path, &checkpoint, &err), TDM_OK);
@@ -171,7 +170,7 @@ static void check_mended(uint64_t step)
     tdm_arena *arena = tdm_arena_create("test");
     const char *const *names = NULL;
     size_t count = 0;
-    CHECK_INT(tdm_dir_list(directory, arena, &names, &count, NULL), TDM_OK);
+    CHECK_INT(tdm_dir_list(check_dir(), arena, &names, &count, NULL), TDM_OK);
     for (size_t i = 0; i < count; i++) CHECK(names[i][0] != '.');
     tdm_arena_destroy(arena);
 }
@@ -234,7 +233,7 @@ static void save_by_two(uint64_t step, bool packed)
     if (other == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
     tdm_file_writer *part = NULL;
     tdm_status joined = tdm_file_writer_join(invitation.temporary, &part, &err);
-    if (other == 0 && joined != TDM_OK) _exit(1); /* the first is gone already, and the file, too */
+    if (other == 0 && joined != TDM_OK) _exit(1); /* the first and the file are gone already */
     CHECK_INT(joined, TDM_OK);
     for (size_t i = other == 0; i < count; i += 2) {
         const char *bytes = (const char *)s.tensors[chunks[i].tensor].tensor.data +
@@ -255,6 +254,13 @@ static void save_by_two(uint64_t step, bool packed)
     tdm_arena_destroy(arena);
 }
 
+/* An empty directory, in memory, because the tests sync often. */
+static void directory_make(void)
+{
+    check_dir_reset();
+    check_memory_dir();
+}
+
 /* ---- kills -------------------------------------------------------------------------------------- */
 
 static uint64_t newest_step; /* that is known to be good */
@@ -271,7 +277,6 @@ static void test_kills_at_bytes(void)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 5, .stream = TDM_RNG_STREAM_USER});
     int kills = 0;
-    directory_make();
     newest_step = 0;
     save_once(0, false);
     for (int i = 1; i <= BYTE_KILLS; i++) {
@@ -293,7 +298,6 @@ static void test_kills_at_bytes(void)
     }
     printf("     %d of %d writers were killed at a byte or an operation\n", kills, BYTE_KILLS);
     CHECK(kills > BYTE_KILLS * 3 / 4);
-    directory_remove();
 }
 
 /* Saves until it is killed. */
@@ -306,7 +310,6 @@ static void save_for_ever(uint64_t step, bool packed)
 static void test_kills_at_times(void)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 6, .stream = TDM_RNG_STREAM_USER});
-    directory_make();
     save_once(0, false);
     uint64_t step = 0;
     for (int i = 0; i < TIMED_KILLS; i++) {
@@ -317,7 +320,6 @@ static void test_kills_at_times(void)
         step = found;
     }
     check_mended(step + 1);
-    directory_remove();
 }
 
 /* ---- faults ------------------------------------------------------------------------------------- */
@@ -328,7 +330,6 @@ static void fail_each(unsigned mask, int error_number, bool packed)
     int failures = 0;
     for (int k = 1; k < 100; k++) {
         tdm_error err;
-        directory_make();
         CHECK_INT(save(1, false, &err), TDM_OK);
         tdm_os_test_fail_files(mask, k, error_number);
         tdm_status status = save(2, packed, &err);
@@ -339,7 +340,7 @@ static void fail_each(unsigned mask, int error_number, bool packed)
         if (status == TDM_OK) CHECK_INT(found, 2);
         if (status != TDM_OK) CHECK_INT(status, tdm_os_errno_status(error_number));
         check_mended(3);
-        directory_remove();
+        directory_make();
         if (status == TDM_OK) break;
         failures++;
     }
@@ -366,7 +367,6 @@ static void test_damage_later(void)
         bool packed = packs() && i % 2;
         char path[512];
         tdm_error err;
-        directory_make();
         CHECK_INT(save(1, false, &err), TDM_OK);
         CHECK_INT(save(2, packed, &err), TDM_OK);
         path_of(2, packed, path);
@@ -382,7 +382,7 @@ static void test_damage_later(void)
         }
         close(fd);
         CHECK_INT(check_newest(), 1);
-        directory_remove();
+        directory_make();
     }
 }
 
@@ -393,4 +393,4 @@ static const check_test tests[] = {
     CHECK_TEST(test_damage_later),
 };
 
-CHECK_MAIN(tests)
+CHECK_MAIN_AROUND(tests, directory_make, NULL)

@@ -65,15 +65,14 @@ static void check_same_tensors(const tdm_safetensors *file, const tdm_named_tens
 
 static void test_safetensors_round_trip(void)
 {
-    directory_make();
     tdm_error err;
     tdm_named_tensor tensors[EVERY_COUNT];
     size_t count = every_tensor(tensors);
     CHECK_INT(count, EVERY_COUNT);
     const tdm_named_text metadata[] = {{"z", "last"}, {"a", "first\n\"\\\t\x01"}, {"", ""}};
-    CHECK_INT(tdm_safetensors_write(in_directory("f"), tensors, count, metadata, 3, &err), TDM_OK);
+    CHECK_INT(tdm_safetensors_write(check_path("f"), tensors, count, metadata, 3, &err), TDM_OK);
     tdm_safetensors *file = NULL;
-    CHECK_INT(tdm_safetensors_open(in_directory("f"), &file, &err), TDM_OK);
+    CHECK_INT(tdm_safetensors_open(check_path("f"), &file, &err), TDM_OK);
     check_same_tensors(file, tensors, count);
     CHECK_INT(tdm_safetensors_metadata_count(file), 3);
     CHECK_TEXT(tdm_safetensors_metadata_at(file, 0)->name, "");
@@ -85,29 +84,27 @@ static void test_safetensors_round_trip(void)
     CHECK(tdm_safetensors_at(file, count) == NULL);
     CHECK(tdm_safetensors_metadata_at(file, 3) == NULL);
     tdm_safetensors_destroy(file);
-    directory_remove();
 }
 
 /* The same content in another order gives the same bytes, laid out as promised. */
 static void test_safetensors_canonical(void)
 {
-    directory_make();
     tdm_error err;
     tdm_named_tensor tensors[EVERY_COUNT];
     size_t count = every_tensor(tensors);
     const tdm_named_text texts[] = {{"b", "2"}, {"a", "1"}};
     const tdm_named_text turned[] = {{"a", "1"}, {"b", "2"}};
-    CHECK_INT(tdm_safetensors_write(in_directory("1"), tensors, count, texts, 2, &err), TDM_OK);
+    CHECK_INT(tdm_safetensors_write(check_path("1"), tensors, count, texts, 2, &err), TDM_OK);
     for (size_t i = 0; i < count / 2; i++) {
         tdm_named_tensor kept = tensors[i];
         tensors[i] = tensors[count - 1 - i];
         tensors[count - 1 - i] = kept;
     }
-    CHECK_INT(tdm_safetensors_write(in_directory("2"), tensors, count, turned, 2, &err), TDM_OK);
+    CHECK_INT(tdm_safetensors_write(check_path("2"), tensors, count, turned, 2, &err), TDM_OK);
     tdm_file_bytes one = {0};
     tdm_file_bytes two = {0};
-    CHECK_INT(tdm_file_read(in_directory("1"), 0, &one, &err), TDM_OK);
-    CHECK_INT(tdm_file_read(in_directory("2"), 0, &two, &err), TDM_OK);
+    CHECK_INT(tdm_file_read(check_path("1"), 0, &one, &err), TDM_OK);
+    CHECK_INT(tdm_file_read(check_path("2"), 0, &two, &err), TDM_OK);
     CHECK(one.count == two.count && memcmp(one.data, two.data, one.count) == 0);
     uint64_t header_bytes = 0;
     memcpy(&header_bytes, one.data, 8);
@@ -120,8 +117,8 @@ static void test_safetensors_canonical(void)
     uint8_t y[3] = {7, 8, 9};
     const tdm_named_tensor small[] = {{"x", {TDM_DTYPE_F32, tdm_shape_1(2), x}},
                                       {"b", {TDM_DTYPE_U8, tdm_shape_1(3), y}}};
-    CHECK_INT(tdm_safetensors_write(in_directory("3"), small, 2, NULL, 0, &err), TDM_OK);
-    CHECK_INT(tdm_file_read(in_directory("3"), 0, &one, &err), TDM_OK);
+    CHECK_INT(tdm_safetensors_write(check_path("3"), small, 2, NULL, 0, &err), TDM_OK);
+    CHECK_INT(tdm_file_read(check_path("3"), 0, &one, &err), TDM_OK);
     const char header[] = "{\"b\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[8,11]},"
                           "\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}  ";
     CHECK_INT(one.count, 128 + 11);
@@ -129,16 +126,14 @@ static void test_safetensors_canonical(void)
     CHECK(memcmp(one.data + 8, header, sizeof(header) - 1) == 0);
     CHECK(same_bytes(one.data + 128, x, 8) && same_bytes(one.data + 136, y, 3));
     tdm_file_bytes_release(&one);
-    directory_remove();
 }
 
 static void test_safetensors_write_refuses(void)
 {
-    directory_make();
     tdm_error err;
     float x[4] = {0};
     const tdm_tensor good = {TDM_DTYPE_F32, tdm_shape_1(4), x};
-    const char *path = in_directory("f");
+    const char *path = check_path("f");
     const tdm_named_tensor same[] = {{"a", good}, {"b", good}, {"a", good}};
     CHECK_INT(tdm_safetensors_write(path, same, 3, NULL, 0, &err), TDM_ERR_INVALID);
     CHECK_HAS(err.message, "'a'");
@@ -168,7 +163,7 @@ static void test_safetensors_write_refuses(void)
         CHECK_INT(tdm_safetensors_write(path, NULL, 0, texts[i], 2, &err), TDM_ERR_INVALID);
     }
     CHECK_INT(directory_entries(), 0);
-    CHECK_INT(tdm_safetensors_write(in_directory("absent/f"), NULL, 0, NULL, 0, &err),
+    CHECK_INT(tdm_safetensors_write(check_path("absent/f"), NULL, 0, NULL, 0, &err),
               TDM_ERR_NOT_FOUND);
 
     CHECK_INT(tdm_safetensors_write(path, NULL, 0, NULL, 0, &err), TDM_OK); /* nothing is fine */
@@ -177,12 +172,11 @@ static void test_safetensors_write_refuses(void)
     CHECK_INT(tdm_safetensors_count(file), 0);
     CHECK(tdm_safetensors_at(file, 0) == NULL && tdm_safetensors_find(file, "x") == NULL);
     tdm_safetensors_destroy(file);
-    directory_remove();
 }
 
 static void test_safetensors_headers(void)
 {
-    for (size_t i = 0; i < sizeof(header_cases) / sizeof(header_cases[0]); i++) {
+    for (size_t i = 0; i < header_case_count; i++) {
         const header_case *c = &header_cases[i];
         size_t count = 0;
         uint8_t *bytes = build(c->header, c->data_bytes, &count);
@@ -223,12 +217,10 @@ static void test_safetensors_lengths(void)
         CHECK_HAS(err.message, "8 bytes of length");
         free(bytes);
     }
-    directory_make();
-    CHECK_INT(tdm_safetensors_open(in_directory("absent"), &file, &err), TDM_ERR_NOT_FOUND);
-    CHECK_INT(tdm_safetensors_open(directory, &file, &err), TDM_ERR_INVALID);
-    CHECK_INT(tdm_file_replace(in_directory("empty"), "", 0, &err), TDM_OK);
-    CHECK_INT(tdm_safetensors_open(in_directory("empty"), &file, &err), TDM_ERR_FORMAT);
-    directory_remove();
+    CHECK_INT(tdm_safetensors_open(check_path("absent"), &file, &err), TDM_ERR_NOT_FOUND);
+    CHECK_INT(tdm_safetensors_open(check_dir(), &file, &err), TDM_ERR_INVALID);
+    CHECK_INT(tdm_file_replace(check_path("empty"), "", 0, &err), TDM_OK);
+    CHECK_INT(tdm_safetensors_open(check_path("empty"), &file, &err), TDM_ERR_FORMAT);
     CHECK(file == NULL);
 }
 
@@ -264,16 +256,15 @@ static void test_safetensors_alignment(void)
 
 static void test_checkpoint_round_trip(void)
 {
-    directory_make();
     tdm_error err;
     sample_state s;
     fill_state(&s, 120);
     s.content.position.seed = UINT64_MAX; /* JSON numbers are exact here */
     s.content.position.samples = ((uint64_t)1 << 53) + 1;
     s.content.numerics = "portable 7";
-    CHECK_INT(tdm_checkpoint_save(in_directory("c"), &s.content, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_save(check_path("c"), &s.content, &err), TDM_OK);
     tdm_checkpoint *checkpoint = NULL;
-    CHECK_INT(tdm_checkpoint_open(in_directory("c"), &checkpoint, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_open(check_path("c"), &checkpoint, &err), TDM_OK);
     const tdm_checkpoint_content *c = tdm_checkpoint_content_of(checkpoint);
     CHECK(memcmp(&c->position, &s.content.position, sizeof(c->position)) == 0);
     CHECK_TEXT(c->job_hash, "0123abcd");
@@ -295,35 +286,33 @@ static void test_checkpoint_round_trip(void)
     CHECK_INT(tdm_state_hash(&s.content.position, s.tensors, 4, saved, &err), TDM_OK);
     CHECK_INT(tdm_state_hash(&c->position, c->tensors, c->tensor_count, loaded, &err), TDM_OK);
     CHECK_TEXT(loaded, saved);
-    CHECK_INT(tdm_checkpoint_save(in_directory("again"), c, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_save(check_path("again"), c, &err), TDM_OK);
     tdm_checkpoint_destroy(checkpoint);
 
     tdm_file_bytes one = {0};
     tdm_file_bytes two = {0};
-    CHECK_INT(tdm_file_read(in_directory("c"), 0, &one, &err), TDM_OK);
-    CHECK_INT(tdm_file_read(in_directory("again"), 0, &two, &err), TDM_OK);
+    CHECK_INT(tdm_file_read(check_path("c"), 0, &one, &err), TDM_OK);
+    CHECK_INT(tdm_file_read(check_path("again"), 0, &two, &err), TDM_OK);
     CHECK(one.count == two.count && memcmp(one.data, two.data, one.count) == 0);
     tdm_file_bytes_release(&one);
     tdm_file_bytes_release(&two);
 
     tdm_checkpoint_content bare = {.job_yaml = "", .job_hash = ""}; /* as little as there can be */
-    CHECK_INT(tdm_checkpoint_save(in_directory("bare"), &bare, &err), TDM_OK);
-    CHECK_INT(tdm_checkpoint_open(in_directory("bare"), &checkpoint, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_save(check_path("bare"), &bare, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_open(check_path("bare"), &checkpoint, &err), TDM_OK);
     c = tdm_checkpoint_content_of(checkpoint);
     CHECK(c->data_hash == NULL && c->numerics == NULL && c->class_count == 0 &&
           c->sample_shape.rank == 0);
     CHECK_INT(c->tensor_count, 0);
     tdm_checkpoint_destroy(checkpoint);
-    directory_remove();
 }
 
 static void test_checkpoint_save_refuses(void)
 {
-    directory_make();
     tdm_error err;
     sample_state s;
     fill_state(&s, 3);
-    const char *path = in_directory("c");
+    const char *path = check_path("c");
     s.content.job_yaml = NULL;
     CHECK_INT(tdm_checkpoint_save(path, &s.content, &err), TDM_ERR_INVALID);
     CHECK_HAS(err.message, "step 3");
@@ -346,7 +335,6 @@ static void test_checkpoint_save_refuses(void)
     s.tensors[1].name = "w";
     CHECK_INT(tdm_checkpoint_save(path, &s.content, &err), TDM_ERR_INVALID);
     CHECK_INT(directory_entries(), 0);
-    directory_remove();
 }
 
 /* Every part of the state changes the hash; the order of the arguments does not. */
@@ -394,7 +382,7 @@ static tdm_status open_forged(const char *name, const char *text, bool resealed,
 {
     sample_state s;
     fill_state(&s, 5);
-    const char *path = in_directory("forged");
+    const char *path = check_path("forged");
     CHECK_INT(tdm_checkpoint_save(path, &s.content, err), TDM_OK);
     tdm_safetensors *file = NULL;
     CHECK_INT(tdm_safetensors_open(path, &file, err), TDM_OK);
@@ -430,7 +418,6 @@ static tdm_status open_forged(const char *name, const char *text, bool resealed,
 
 static void test_checkpoint_open_refuses(void)
 {
-    directory_make();
     static const struct {
         const char *name;
         const char *text;
@@ -484,7 +471,6 @@ static void test_checkpoint_open_refuses(void)
     CHECK_INT(open_forged("job", "model: other\n", false, &err), TDM_ERR_CHECKSUM);
     CHECK_HAS(err.message, "resume from an older checkpoint");
     CHECK_INT(open_forged("job", "model: other\n", true, &err), TDM_OK);
-    directory_remove();
 }
 
 /* Opens `bytes` as a checkpoint file. */
@@ -492,7 +478,7 @@ static tdm_status open_bytes(const uint8_t *bytes, size_t count)
 {
     tdm_error err;
     tdm_checkpoint *checkpoint = NULL;
-    const char *path = in_directory("damaged");
+    const char *path = check_path("damaged");
     FILE *file = fopen(path, "wb");
     CHECK(file && fwrite(bytes, 1, count, file) == count && fclose(file) == 0);
     tdm_status status = tdm_checkpoint_open(path, &checkpoint, &err);
@@ -502,13 +488,12 @@ static tdm_status open_bytes(const uint8_t *bytes, size_t count)
 
 static void test_checkpoint_damage(void)
 {
-    directory_make();
     tdm_error err;
     sample_state s;
     fill_state(&s, 120);
-    CHECK_INT(tdm_checkpoint_save(in_directory("c"), &s.content, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_save(check_path("c"), &s.content, &err), TDM_OK);
     tdm_file_bytes good = {0};
-    CHECK_INT(tdm_file_read(in_directory("c"), 0, &good, &err), TDM_OK);
+    CHECK_INT(tdm_file_read(check_path("c"), 0, &good, &err), TDM_OK);
     uint8_t *bytes = malloc(good.count + 1);
     memcpy(bytes, good.data, good.count);
     CHECK_INT(open_bytes(bytes, good.count), TDM_OK);
@@ -537,7 +522,6 @@ static void test_checkpoint_damage(void)
     CHECK_INT(open_bytes(bytes, good.count), TDM_OK); /* the flips were undone */
     free(bytes);
     tdm_file_bytes_release(&good);
-    directory_remove();
 }
 
 /* ---- directories --------------------------------------------------------------------------------- */
@@ -548,8 +532,8 @@ static void save_step(uint64_t step)
     sample_state s;
     fill_state(&s, step);
     tdm_arena *arena = tdm_arena_create("test");
-    tdm_status status = tdm_checkpoint_save(tdm_checkpoint_path(arena, directory, step), &s.content,
-                                            &err);
+    tdm_status status = tdm_checkpoint_save(tdm_checkpoint_path(arena, check_dir(), step),
+                                            &s.content, &err);
     CHECK_INT(status, TDM_OK);
     tdm_arena_destroy(arena);
 }
@@ -562,15 +546,15 @@ static long long newest_step(void)
     char *path = NULL;
     tdm_checkpoint *checkpoint = NULL;
     long long step = -1;
-    tdm_status status = tdm_checkpoint_newest(directory, arena, &path, &err);
+    tdm_status status = tdm_checkpoint_newest(check_dir(), arena, &path, &err);
     if (status == TDM_OK) {
         CHECK_INT(tdm_checkpoint_open(path, &checkpoint, &err), TDM_OK);
         step = (long long)tdm_checkpoint_content_of(checkpoint)->position.step;
-        CHECK_TEXT(path, tdm_checkpoint_path(arena, directory, (uint64_t)step));
+        CHECK_TEXT(path, tdm_checkpoint_path(arena, check_dir(), (uint64_t)step));
         tdm_checkpoint_destroy(checkpoint);
     } else {
         CHECK_INT(status, TDM_ERR_NOT_FOUND);
-        CHECK_HAS(err.message, directory);
+        CHECK_HAS(err.message, check_dir());
     }
     tdm_arena_destroy(arena);
     return step;
@@ -599,14 +583,13 @@ static tdm_status remove_and_miss(const char *path, void *user, tdm_error *err)
 
 static void test_newest(void)
 {
-    directory_make();
     tdm_error err;
     int warnings = 0;
     CHECK_INT(tdm_log_add_sink(count_warnings, &warnings, TDM_LOG_WARN), TDM_OK);
     tdm_arena *arena = tdm_arena_create("test");
     char *path = NULL;
     CHECK_TEXT(tdm_checkpoint_path(arena, "runs", 120), "runs/step-000000000120.safetensors");
-    CHECK_INT(tdm_checkpoint_newest(in_directory("absent"), arena, &path, &err), TDM_ERR_NOT_FOUND);
+    CHECK_INT(tdm_checkpoint_newest(check_path("absent"), arena, &path, &err), TDM_ERR_NOT_FOUND);
     CHECK_INT(newest_step(), -1);
     save_step(0);
     CHECK_INT(newest_step(), 0);
@@ -622,74 +605,74 @@ static void test_newest(void)
         "step-0005000000000000.safetensors",  "step-7.safetensors",
         "step- 50000000000000.safetensors",   "notes"};
     for (size_t i = 0; i < sizeof(foreign) / sizeof(foreign[0]); i++) {
-        CHECK_INT(tdm_file_replace(in_directory(foreign[i]), "x", 1, &err), TDM_OK);
+        CHECK_INT(tdm_file_replace(check_path(foreign[i]), "x", 1, &err), TDM_OK);
     }
     CHECK_INT(newest_step(), 1000000000000);
     CHECK_INT(warnings, 0);
 
-    CHECK_INT(tdm_file_replace(tdm_checkpoint_path(arena, directory, 1000000000000), "x", 1, &err),
-              TDM_OK);
-    CHECK_INT(truncate(tdm_checkpoint_path(arena, directory, 999999999999), 3000), 0);
+    CHECK_INT(
+        tdm_file_replace(tdm_checkpoint_path(arena, check_dir(), 1000000000000), "x", 1, &err),
+        TDM_OK);
+    CHECK_INT(truncate(tdm_checkpoint_path(arena, check_dir(), 999999999999), 3000), 0);
     CHECK_INT(newest_step(), 100);
     CHECK_INT(warnings, 2);
 
-    /* The machine's trouble is no damage: an older checkpoint must not be taken for it. */
+    /* An error of the machine is not damage: no older checkpoint may be used instead. */
     tdm_os_test_fail_files(TDM_FAULT_OPEN, 2, EMFILE);
-    CHECK_INT(tdm_checkpoint_newest(directory, arena, &path, &err), TDM_ERR_SYSTEM);
+    CHECK_INT(tdm_checkpoint_newest(check_dir(), arena, &path, &err), TDM_ERR_SYSTEM);
     tdm_os_test_fail_files(0, 0, 0);
 
     /* A file that is listed, and not there when it is opened: another process has pruned it. */
-    CHECK_INT(symlink("nowhere", tdm_checkpoint_path(arena, directory, 200)), 0);
+    CHECK_INT(symlink("nowhere", tdm_checkpoint_path(arena, check_dir(), 200)), 0);
     CHECK_INT(newest_step(), 100);
-    CHECK_INT(unlink(tdm_checkpoint_path(arena, directory, 200)), 0);
+    CHECK_INT(unlink(tdm_checkpoint_path(arena, check_dir(), 200)), 0);
     read_calls calls = {.status = TDM_ERR_NOT_FOUND};
-    CHECK_INT(tdm_checkpoint_read_newest(directory, arena, remove_and_miss, &calls, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_read_newest(check_dir(), arena, remove_and_miss, &calls, &err),
+              TDM_OK);
     CHECK_INT(calls.count, 2);
     CHECK_INT((long long)calls.step, 9);
     save_step(100);
     calls = (read_calls){.status = TDM_ERR_IO};
-    CHECK_INT(tdm_checkpoint_read_newest(directory, arena, remove_and_miss, &calls, &err),
+    CHECK_INT(tdm_checkpoint_read_newest(check_dir(), arena, remove_and_miss, &calls, &err),
               TDM_ERR_IO);
     CHECK_INT(calls.count, 1);
     save_step(100);
 
     for (uint64_t step = 0; step <= 100; step++) {
-        char *other = tdm_checkpoint_path(arena, directory, step);
+        char *other = tdm_checkpoint_path(arena, check_dir(), step);
         if (tdm_path_is_file(other)) CHECK_INT(truncate(other, 0), 0);
     }
     CHECK_INT(newest_step(), -1);
-    CHECK_INT(tdm_checkpoint_newest(directory, arena, &path, &err), TDM_ERR_NOT_FOUND);
+    CHECK_INT(tdm_checkpoint_newest(check_dir(), arena, &path, &err), TDM_ERR_NOT_FOUND);
     CHECK_HAS(err.message, "none of its 5 checkpoints");
     CHECK(path == NULL);
     tdm_log_remove_sink(count_warnings, &warnings);
     tdm_arena_destroy(arena);
-    directory_remove();
 }
 
 static void touch(const char *fmt, long pid)
 {
     char name[128];
     snprintf(name, sizeof(name), fmt, pid);
-    FILE *file = fopen(in_directory(name), "wb");
+    FILE *file = fopen(check_path(name), "wb");
     CHECK(file && fclose(file) == 0);
 }
 
 static void test_prune(void)
 {
-    directory_make();
     tdm_error err;
     for (uint64_t step = 1; step <= 5; step++) save_step(step * 10);
     touch("notes%ld", 0);
     touch("step-1.safetensors%ld", 0);
-    CHECK_INT(tdm_checkpoint_prune(directory, -1, &err), TDM_ERR_INVALID);
-    CHECK_INT(tdm_checkpoint_prune(in_directory("absent"), 1, &err), TDM_ERR_NOT_FOUND);
-    CHECK_INT(tdm_checkpoint_prune(directory, 0, &err), TDM_OK);
-    CHECK_INT(tdm_checkpoint_prune(directory, 5, &err), TDM_OK);
-    CHECK_INT(tdm_checkpoint_prune(directory, INT64_MAX, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_prune(check_dir(), -1, &err), TDM_ERR_INVALID);
+    CHECK_INT(tdm_checkpoint_prune(check_path("absent"), 1, &err), TDM_ERR_NOT_FOUND);
+    CHECK_INT(tdm_checkpoint_prune(check_dir(), 0, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_prune(check_dir(), 5, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_prune(check_dir(), INT64_MAX, &err), TDM_OK);
     CHECK_INT(directory_entries(), 7);
-    CHECK_INT(tdm_checkpoint_prune(directory, 2, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_prune(check_dir(), 2, &err), TDM_OK);
     CHECK_INT(directory_entries(), 4);
-    CHECK(tdm_path_is_file(in_directory("step-000000000040.safetensors")));
+    CHECK(tdm_path_is_file(check_path("step-000000000040.safetensors")));
     CHECK_INT(newest_step(), 50);
 
     pid_t gone = fork();
@@ -703,7 +686,7 @@ static void test_prune(void)
     touch(".step-000000000060.safetensors.%ld.tmp", (long)ended);
     touch(".step-000000000060.safetensors.%ld.tmp", (long)getpid());
     CHECK_INT(directory_entries(), 8);
-    CHECK_INT(tdm_checkpoint_prune(directory, 2, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_prune(check_dir(), 2, &err), TDM_OK);
     CHECK_INT(directory_entries(), 4);
 
     touch(".step-000000000060.safetensors.%ld.tmp", (long)getppid()); /* lives: may be writing */
@@ -711,9 +694,8 @@ static void test_prune(void)
     touch(".step-000000000060.safetensors.x%ld.tmp", (long)gone);
     touch(".step-000000000060.safetensors.%ld.tmp.kept", (long)gone);
     touch(".other.safetensors.%ld.tmp", (long)gone);
-    CHECK_INT(tdm_checkpoint_prune(directory, 0, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_prune(check_dir(), 0, &err), TDM_OK);
     CHECK_INT(directory_entries(), 9);
-    directory_remove();
 }
 
 /* Each operation of a save fails in turn: the one before it must still open, alone. */
@@ -725,14 +707,13 @@ static void test_save_with_faults(void)
     } kinds[] = {{EIO, TDM_ERR_IO}, {ENOSPC, TDM_ERR_NO_SPACE}};
     for (size_t kind = 0; kind < 2; kind++) {
         for (int same_name = 0; same_name < 2; same_name++) {
-            directory_make();
             save_step(10);
             tdm_error err;
             sample_state s;
             fill_state(&s, same_name ? 10 : 20);
             if (same_name) s.weight[0][0] = 99; /* a different state under the old name */
             tdm_arena *arena = tdm_arena_create("test");
-            const char *path = tdm_checkpoint_path(arena, directory, s.content.position.step);
+            const char *path = tdm_checkpoint_path(arena, check_dir(), s.content.position.step);
             int failures = 0;
             for (int k = 1; k < 100; k++) {
                 tdm_os_test_fail_files(TDM_FAULT_ALL, k, kinds[kind].error_number);
@@ -746,7 +727,7 @@ static void test_save_with_faults(void)
                 CHECK_INT(newest_step(), 10);
                 tdm_checkpoint *old = NULL;
                 CHECK_INT(
-                    tdm_checkpoint_open(tdm_checkpoint_path(arena, directory, 10), &old, &err),
+                    tdm_checkpoint_open(tdm_checkpoint_path(arena, check_dir(), 10), &old, &err),
                     TDM_OK);
                 CHECK_NEAR(*(float *)tdm_checkpoint_find(old, "w")->tensor.data, 10, 0);
                 tdm_checkpoint_destroy(old);
@@ -755,7 +736,7 @@ static void test_save_with_faults(void)
             CHECK_INT(newest_step(), same_name ? 10 : 20);
             CHECK_INT(directory_entries(), same_name ? 1 : 2);
             tdm_arena_destroy(arena);
-            directory_remove();
+            check_dir_reset();
         }
     }
 }
@@ -770,16 +751,15 @@ static void save_for_ever(uint64_t step)
         for (size_t i = 0; i < 200000; i++) big[i] = (float)step + (float)i;
         s.tensors[0].tensor = (tdm_tensor){TDM_DTYPE_F32, tdm_shape_1(200000), big};
         tdm_arena *arena = tdm_arena_create("child");
-        const char *path = tdm_checkpoint_path(arena, directory, step);
+        const char *path = tdm_checkpoint_path(arena, check_dir(), step);
         if (tdm_checkpoint_save(path, &s.content, NULL) != TDM_OK) _exit(1);
-        if (tdm_checkpoint_prune(directory, 3, NULL) != TDM_OK) _exit(2);
+        if (tdm_checkpoint_prune(check_dir(), 3, NULL) != TDM_OK) _exit(2);
         tdm_arena_destroy(arena);
     }
 }
 
 static void test_kill_while_saving(void)
 {
-    directory_make();
     tdm_error err;
     save_step(1);
     long long last = 1;
@@ -800,16 +780,21 @@ static void test_kill_while_saving(void)
         CHECK(newest >= last);
         last = newest;
         int before = directory_entries();
-        CHECK_INT(tdm_checkpoint_prune(directory, 0, &err), TDM_OK);
+        CHECK_INT(tdm_checkpoint_prune(check_dir(), 0, &err), TDM_OK);
         leftovers += before - directory_entries();
-        CHECK_INT(tdm_checkpoint_prune(directory, 3, &err), TDM_OK);
+        CHECK_INT(tdm_checkpoint_prune(check_dir(), 3, &err), TDM_OK);
         CHECK_INT(directory_entries(), last < 3 ? last : 3);
         CHECK_INT(newest_step(), last);
     }
     printf("     %lld checkpoints saved, %d temporary files left by kills\n", last, leftovers);
     CHECK(last > 1);
     CHECK(leftovers > 0); /* or the kills never met a save, and the test shows nothing */
-    directory_remove();
+}
+
+/* Before a case forks: its children use the directory as well. */
+static void directory_make(void)
+{
+    check_dir();
 }
 
 static const check_test tests[] = {
@@ -830,4 +815,4 @@ static const check_test tests[] = {
     CHECK_TEST(test_kill_while_saving),
 };
 
-CHECK_MAIN(tests)
+CHECK_MAIN_AROUND(tests, directory_make, NULL)

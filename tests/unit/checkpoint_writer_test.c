@@ -95,20 +95,19 @@ static tdm_status write_in_chunks(const char *path, const mixed_state *m, size_t
 
 static void test_old_bytes(void)
 {
-    directory_make();
     tdm_error err;
     mixed_state m;
     fill_mixed(&m);
     char hex[TDM_SHA256_HEX];
-    CHECK_INT(tdm_checkpoint_save(in_directory("c"), &m.sample.content, &err), TDM_OK);
-    hash_file(in_directory("c"), hex);
+    CHECK_INT(tdm_checkpoint_save(check_path("c"), &m.sample.content, &err), TDM_OK);
+    hash_file(check_path("c"), hex);
     CHECK_TEXT(hex, OLD_FILE);
     CHECK_INT(tdm_state_hash(&m.sample.content.position, m.tensors, TENSORS, hex, &err), TDM_OK);
     CHECK_TEXT(hex, OLD_STATE);
 
     static const size_t chunks[] = {1, 2, 3, 7, 8, 64, 1000, 1201, 100000};
     for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
-        const char *path = in_directory("pieces");
+        const char *path = check_path("pieces");
         char state[TDM_SHA256_HEX] = "";
         CHECK_INT(write_in_chunks(path, &m, chunks[i], 0, state, &err), TDM_OK);
         CHECK_TEXT(state, OLD_STATE);
@@ -117,7 +116,6 @@ static void test_old_bytes(void)
         CHECK_INT(write_in_chunks(path, &m, chunks[i], 0, NULL, &err), TDM_OK);
     }
     CHECK_INT(directory_entries(), 2);
-    directory_remove();
 }
 
 /* Writes the sample state as the first version of the format had it. */
@@ -125,8 +123,8 @@ static void write_first_format(const mixed_state *m, const char *path)
 {
     tdm_error err;
     tdm_safetensors *file = NULL;
-    CHECK_INT(tdm_checkpoint_save(in_directory("new"), &m->sample.content, &err), TDM_OK);
-    CHECK_INT(tdm_safetensors_open(in_directory("new"), &file, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_save(check_path("new"), &m->sample.content, &err), TDM_OK);
+    CHECK_INT(tdm_safetensors_open(check_path("new"), &file, &err), TDM_OK);
     tdm_named_text texts[16];
     size_t count = tdm_safetensors_metadata_count(file);
     char sum[TDM_SHA256_HEX];
@@ -150,12 +148,11 @@ static void write_first_format(const mixed_state *m, const char *path)
 
 static void test_first_format(void)
 {
-    directory_make();
     tdm_error err;
     mixed_state m;
     fill_mixed(&m);
     char hex[TDM_SHA256_HEX];
-    const char *path = in_directory("first");
+    const char *path = check_path("first");
     write_first_format(&m, path);
     hash_file(path, hex);
     CHECK_TEXT(hex, FIRST_FILE);
@@ -169,7 +166,6 @@ static void test_first_format(void)
     write_first_format(&m, path);
     CHECK_INT(tdm_checkpoint_open(path, &checkpoint, &err), TDM_ERR_CHECKSUM);
     CHECK_HAS(err.message, "state hash");
-    directory_remove();
 }
 
 static void test_hasher(void)
@@ -214,11 +210,10 @@ static void test_hasher(void)
 
 static void test_wrong_bytes(void)
 {
-    directory_make();
     tdm_error err;
     mixed_state m;
     fill_mixed(&m);
-    const char *path = in_directory("c");
+    const char *path = check_path("c");
     CHECK_INT(write_in_chunks(path, &m, 100, 1, NULL, &err), TDM_ERR_INVALID);
     CHECK_HAS(err.message, "checkpoint of step 120");
     CHECK_HAS(err.message, "lacks");
@@ -253,17 +248,15 @@ static void test_wrong_bytes(void)
     CHECK_INT(tdm_checkpoint_writer_create(path, &content, &writer, &err), TDM_ERR_INVALID);
     CHECK_HAS(err.message, "UTF-8");
     CHECK_INT(directory_entries(), 0);
-    directory_remove();
 }
 
 /* Each operation fails in turn: the file that was there before must stay as it was, alone. */
 static void test_faults(void)
 {
-    directory_make();
     tdm_error err;
     mixed_state m;
     fill_mixed(&m);
-    const char *path = in_directory("c");
+    const char *path = check_path("c");
     CHECK_INT(tdm_checkpoint_save(path, &m.sample.content, &err), TDM_OK);
     m.sample.weight[0][0] = 99;
     int failures = 0;
@@ -286,7 +279,12 @@ static void test_faults(void)
     CHECK_INT(failures, 13);
     hash_file(path, hex);
     CHECK(strcmp(hex, OLD_FILE) != 0);
-    directory_remove();
+}
+
+/* Before a case forks: its children use the directory as well. */
+static void directory_make(void)
+{
+    check_dir();
 }
 
 static const check_test tests[] = {
@@ -294,4 +292,4 @@ static const check_test tests[] = {
     CHECK_TEST(test_wrong_bytes), CHECK_TEST(test_faults),
 };
 
-CHECK_MAIN(tests)
+CHECK_MAIN_AROUND(tests, directory_make, NULL)

@@ -341,7 +341,7 @@ static bool same_metrics(const tdm_metrics *a, const tdm_metrics *b)
            memcmp(&a->accuracy, &b->accuracy, sizeof(a->accuracy)) == 0;
 }
 
-/* All ranks get, bit by bit, what a single process gets; also those for whom there is no batch. */
+/* All ranks get, bit by bit, what a single process gets; also those that have no batch. */
 static void evaluate_with(const fixture *f, int size, int64_t batch, const tdm_metrics *want)
 {
     shared_run all = {.f = f};

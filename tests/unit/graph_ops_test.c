@@ -305,7 +305,7 @@ static hand hand_of(tdm_shape x, tdm_dtype t_dtype, tdm_shape t)
 }
 
 /* Takes the graph: runs it by ref and by the best kernels on x and t (both 4 bytes a number), and
- * compares the first number of y and the gradient of x. NULL for `d_x`: y is no loss. */
+ * compares the first number of y and the gradient of x. NULL for `d_x`: y is not a loss. */
 static void gives(hand *h, tdm_value y, const float *x, const void *t, const double *values,
                   const double *d_x)
 {
@@ -393,7 +393,7 @@ static void penalties_by_hand(void)
 
 /*
  * Two classes with probabilities 1/4 and 3/4 in every row; the class of the middle row is ignored,
- * and would lie outside the row.
+ * and would be outside the row.
  */
 static void cross_entropy_by_hand(void)
 {

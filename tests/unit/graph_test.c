@@ -6,7 +6,7 @@
 #include "graph/graph.h"
 #include "graph_bench.h"
 #include "tensor/tensor.h"
-#include "unit/graph_mistakes.h"
+#include "unit/graph_cases.h"
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 
@@ -428,7 +428,7 @@ static void runs_in_front_of_a_watcher(void)
         watcher w = {.end_after = 1, .in_order = true};
         tdm_plan_run_watched(b.plan, &key, watch, &w);
         CHECK_INT(w.seen, 1);
-        /* One kind of op alone, on whatever is there; here all lie in one place. */
+        /* One kind of op alone, on any data; here all share one place. */
         float *in = tdm_plan_input(b.plan, "x").data;
         for (int i = 0; i < 4; i++) in[i] = 0.5f;
         tdm_plan_run_only(b.plan, &key, "relu");
@@ -506,18 +506,6 @@ static void empty_batches(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(matmul_shapes),
-    CHECK_TEST(matmul_bias_and_size),
-    CHECK_TEST(other_shapes),
-    CHECK_TEST(element_wise_types),
-    CHECK_TEST(dropout_mistakes),
-    CHECK_TEST(normalise_mistakes),
-    CHECK_TEST(cross_entropy_mistakes),
-    CHECK_TEST(leaf_mistakes),
-    CHECK_TEST(duplicate_names),
-    CHECK_TEST(output_mistakes),
-    CHECK_TEST(values_of_nowhere),
-    CHECK_TEST(mistakes_stick),
     CHECK_TEST(parameter_layout),
     CHECK_TEST(graphs_grow),
     CHECK_TEST(backward_mistakes),
@@ -535,4 +523,6 @@ static const check_test tests[] = {
     CHECK_TEST(backends_by_name),
     CHECK_TEST(empty_batches),
 };
-CHECK_MAIN(tests)
+static CHECK_SUITE(graph_rules, tests);
+
+CHECK_MAIN_SUITES(&graph_rules, &graph_mistakes)

@@ -1,10 +1,9 @@
 /*
  * job_test.c: the job file.
  *
- * Bad jobs are compared word for word (job_bad_jobs.h); good ones are read from YAML, from JSON and
- * from overrides. Random jobs with nasty texts must come back unchanged from their own text. The
- * reference page in docs/ must be what the table of keys prints; after a change to the table,
- * `unit_job --write-docs docs/job-file.md` writes it anew.
+ * Bad jobs are compared word for word (job_bad_jobs.c); good ones are read from YAML, from JSON and
+ * from overrides. The reference page in docs/ must be what the table of keys prints; after a change
+ * to the table, `unit_job --write-docs docs/job-file.md` writes it again.
  */
 #include <stdlib.h>
 #include <unistd.h>
@@ -14,17 +13,13 @@
 #include "check.h"
 #include "job/internal.h"
 #include "job/job.h"
-#include "unit/job_bad_jobs.h"
-#include "unit/job_layers_cases.h"
-#include "unit/job_library_cases.h"
-#include "unit/job_random.h"
+#include "unit/job_cases.h"
 
 #define DOCS "docs/job-file.md"
-#define SMALLEST "data: {train: x.csv}\n"
 
 /* ---- helpers --------------------------------------------------------------------------------- */
 
-static tdm_job_document *parse_bytes(const char *bytes, size_t count, const char *const *overrides)
+tdm_job_document *parse_bytes(const char *bytes, size_t count, const char *const *overrides)
 {
     tdm_job_options options = {.overrides = overrides, .no_file_checks = true};
     while (overrides && overrides[options.override_count]) options.override_count++;
@@ -39,8 +34,7 @@ static tdm_job_document *parse_bytes(const char *bytes, size_t count, const char
     return document;
 }
 
-/* The problems of a document, one on a line. */
-static void list_problems(const tdm_job_document *document, tdm_str *out)
+void list_problems(const tdm_job_document *document, tdm_str *out)
 {
     tdm_job_problems problems = tdm_job_document_problems(document);
     for (size_t i = 0; i < problems.count; i++) {
@@ -49,8 +43,7 @@ static void list_problems(const tdm_job_document *document, tdm_str *out)
     }
 }
 
-/* A document that must be valid; problems are shown as a failed check. */
-static tdm_job_document *parse_good(const char *yaml, const char *const *overrides)
+tdm_job_document *parse_good(const char *yaml, const char *const *overrides)
 {
     tdm_job_document *document = parse_bytes(yaml, strlen(yaml), overrides);
     if (!document) return NULL;
@@ -63,7 +56,7 @@ static tdm_job_document *parse_good(const char *yaml, const char *const *overrid
     return NULL;
 }
 
-static const char *const *set_list(const char *a, const char *b, const char *c, const char *d)
+const char *const *set_list(const char *a, const char *b, const char *c, const char *d)
 {
     static const char *list[5];
     list[0] = a;
@@ -73,7 +66,7 @@ static const char *const *set_list(const char *a, const char *b, const char *c, 
     return list;
 }
 
-static void check_shows(const tdm_job *job, const char *expected)
+void check_shows(const tdm_job *job, const char *expected)
 {
     tdm_str text = TDM_STR_INIT;
     tdm_job_show(job, &text);
@@ -100,10 +93,9 @@ static void check_bad_jobs(const bad_job *jobs, size_t count)
 
 static void test_bad_jobs(void)
 {
-    size_t count = sizeof(bad_jobs) / sizeof(bad_jobs[0]);
-    CHECK(count >= 60);
-    check_bad_jobs(bad_jobs, count);
-    check_bad_jobs(bad_layers, sizeof(bad_layers) / sizeof(bad_layers[0]));
+    CHECK(bad_job_count >= 60);
+    check_bad_jobs(bad_jobs, bad_job_count);
+    check_bad_jobs(bad_layers, bad_layer_count);
 }
 
 static void test_problem_has_its_place(void)
@@ -497,134 +489,6 @@ static void test_unreadable_file(void)
     CHECK_HAS(err.message, "/no/such/job.yaml");
 }
 
-/* ---- random jobs ----------------------------------------------------------------------------- */
-
-static bool is_same_field(const tdm_job_key *key, const void *a, const void *b);
-static bool is_same_list(const tdm_job_layer_list *a, const tdm_job_layer_list *b);
-
-static bool is_same_map(const tdm_job_key *key, const void *a, const void *b)
-{
-    if (!a || !b) return a == b;
-    for (size_t i = 0; i < key->field_count; i++)
-        if (!is_same_field(&key->fields[i], a, b)) return false;
-    return true;
-}
-
-static bool is_same_options(const tdm_job_option_list *a, const tdm_job_option_list *b)
-{
-    if (a->count != b->count) return false;
-    for (size_t i = 0; i < a->count; i++)
-        if (!check_text_equal(a->items[i].name, b->items[i].name) ||
-            !check_text_equal(a->items[i].value, b->items[i].value))
-            return false;
-    return true;
-}
-
-static bool is_same_field(const tdm_job_key *key, const void *a, const void *b)
-{
-    const char *x = (const char *)a + key->offset, *y = (const char *)b + key->offset;
-    const tdm_job_int_list *p = (const void *)x, *q = (const void *)y;
-    tdm__map_list maps[2];
-    const void *items[2];
-    switch (key->type) {
-    case TDM_JOB_KEY_STRING:
-    case TDM_JOB_KEY_PATH:
-    case TDM_JOB_KEY_DIR: return check_text_equal(*(const char *const *)x, *(const char *const *)y);
-    case TDM_JOB_KEY_INT: return *(const int64_t *)x == *(const int64_t *)y;
-    case TDM_JOB_KEY_REAL:
-        if (isnan(*(const double *)x)) return isnan(*(const double *)y);
-        return memcmp(x, y, sizeof(double)) == 0;
-    case TDM_JOB_KEY_BOOL: return *(const bool *)x == *(const bool *)y;
-    case TDM_JOB_KEY_CHOICE: return *(const int *)x == *(const int *)y;
-    case TDM_JOB_KEY_INT_LIST:
-        return p->count == q->count &&
-               (p->count == 0 || memcmp(p->values, q->values, p->count * sizeof(int64_t)) == 0);
-    case TDM_JOB_KEY_MAP:
-        memcpy(&items[0], x, sizeof(items[0]));
-        memcpy(&items[1], y, sizeof(items[1]));
-        return is_same_map(key, items[0], items[1]);
-    case TDM_JOB_KEY_MAP_LIST:
-        memcpy(&maps[0], x, sizeof(maps[0]));
-        memcpy(&maps[1], y, sizeof(maps[1]));
-        if (maps[0].count != maps[1].count) return false;
-        for (size_t i = 0; i < maps[0].count; i++)
-            if (!is_same_map(key, (const char *)maps[0].items + i * key->struct_bytes,
-                             (const char *)maps[1].items + i * key->struct_bytes))
-                return false;
-        return true;
-    case TDM_JOB_KEY_OPTIONS: return is_same_options((const void *)x, (const void *)y);
-    case TDM_JOB_KEY_LAYERS: return is_same_list((const void *)x, (const void *)y);
-    }
-    return false;
-}
-
-static bool is_same_list(const tdm_job_layer_list *a, const tdm_job_layer_list *b)
-{
-    if (a->count != b->count || !a->items != !b->items) return false;
-    for (size_t i = 0; i < a->count; i++) {
-        const tdm_job_layer *x = &a->items[i], *y = &b->items[i];
-        if (x->kind != y->kind || !is_same_map(&tdm__layer_keys[x->kind], x, y)) return false;
-    }
-    return true;
-}
-
-/* The text gives the job back, and the job its text. */
-static void check_round_trip(const tdm_job *job, const char *text, bool is_yaml)
-{
-    tdm_job_document *document = parse_good(text, NULL);
-    if (!document) return;
-    const tdm_job *back = tdm_job_document_job(document);
-    for (size_t i = 0; i < tdm_job_key_count(); i++) {
-        const tdm_job_key *key = tdm_job_key_at(i);
-        bool is_same = is_same_field(key, job, back);
-        CHECK(is_same);
-        if (!is_same) fprintf(stderr, "  %s differs in\n%s\n", key->path, text);
-    }
-    if (is_yaml) check_shows(back, text);
-    tdm_job_document_destroy(document);
-}
-
-/* A value as shown can be given by --set as well. */
-static void check_as_override(const tdm_job *job)
-{
-    const tdm_job_key *key = tdm_job_key_at(tdm__key_find("data.label"));
-    tdm_str text = TDM_STR_INIT;
-    tdm_str_add(&text, "data.label=");
-    tdm__value_show(key, job, &text);
-    tdm_job_document *document = parse_good(SMALLEST,
-                                            set_list(tdm_str_text(&text), NULL, NULL, NULL));
-    if (document) CHECK_TEXT(tdm_job_document_job(document)->data.label, job->data.label);
-    tdm_job_document_destroy(document);
-    tdm_str_release(&text);
-}
-
-static void test_round_trip_of_random_jobs(void)
-{
-    int json_count = 0;
-    for (uint64_t i = 0; i < 500; i++) {
-        tdm_rng rng = tdm_rng_at(
-            (tdm_rng_address){.seed = 42, .stream = TDM_RNG_STREAM_USER, .sample = i});
-        tdm_arena *arena = tdm_arena_create("random job");
-        tdm_job job = random_job(&rng, arena);
-        tdm_str yaml = TDM_STR_INIT, json = TDM_STR_INIT;
-        tdm_job_show(&job, &yaml);
-        tdm_job_show_json(&job, &json);
-        check_round_trip(&job, tdm_str_text(&yaml), true);
-        check_as_override(&job);
-        /* A job file may be JSON too; only characters that JSON need not escape and YAML must are
-         * left to the YAML form. */
-        if (tdm__utf8_check(json.data, json.length) == json.length &&
-            !strstr(json.data, "\xc2\x85") && !strstr(json.data, "\xe2\x80\xa8")) {
-            check_round_trip(&job, tdm_str_text(&json), false);
-            json_count++;
-        }
-        tdm_str_release(&yaml);
-        tdm_str_release(&json);
-        tdm_arena_destroy(arena);
-    }
-    CHECK(json_count > 3);
-}
-
 static void test_json(void)
 {
     tdm_job_document *document = parse_good(
@@ -644,201 +508,6 @@ static void test_json(void)
     tdm_arena_destroy(arena);
     tdm_job_document_destroy(document);
 }
-
-/* ---- hash and difference --------------------------------------------------------------------- */
-
-static void hash_of(const char *override, char hex[TDM_SHA256_HEX])
-{
-    tdm_job_document *document = parse_good(SMALLEST, set_list(override, NULL, NULL, NULL));
-    hex[0] = '\0';
-    if (document) CHECK_INT(tdm_job_hash(tdm_job_document_job(document), hex, NULL), TDM_OK);
-    tdm_job_document_destroy(document);
-}
-
-static void test_hash(void)
-{
-    static const char *const same[] = {
-        "name=other",
-        "data.train=/else/where",
-        "data.test=t",
-        "train.epochs=99",
-        "train.steps=5",
-        "eval.batch=7",
-        "checkpoint.keep=1",
-        "run.dir=/tmp",
-        "optim.lr=0.0010",
-        "eval.every_epochs=never",
-        "seed=1",
-        "run.log_every_steps=3",
-        "memory.recompute=full",
-        "memory.limit=1GB",
-        "comm.transport=shm",
-        "compute.threads=1",
-        "compute.threads=7",
-        "parallel.zero=3",
-        "parallel.offload=x",
-        "parallel.balance=feedback",
-        "parallel.weights=[1]",
-        "parallel.bucket=1MB",
-        "parallel.overlap=false",
-        "checkpoint.every_epochs=2",
-        "checkpoint.every_steps=2",
-        "eval.weights=raw",
-        "eval.every_steps=2",
-        "train.label_smoothing=0",
-        "train.l1=0",
-        "train.l2=0",
-    };
-    static const char *const different[] = {
-        "seed=2",
-        "model.hidden=[128,1]",
-        "model.hidden=[1281]",
-        "model.activation=tanh",
-        "model.dropout=.1",
-        "model.init_from=w",
-        "data.train_labels=l",
-        "data.test_fraction=.1",
-        "data.format=csv",
-        "data.header=no",
-        "data.label=first",
-        "data.delimiter=;",
-        "data.normalise=none",
-        "data.shuffle=no",
-        "data.last_batch=drop",
-        "train.batch=33",
-        "train.label_smoothing=.1",
-        "train.l1=.1",
-        "train.l2=.1",
-        "optim.kind=sgd",
-        "optim.lr=.002",
-        "optim.momentum=.8",
-        "optim.beta1=.8",
-        "optim.beta2=.9",
-        "optim.eps=1e-7",
-        "optim.weight_decay=0",
-        "optim.alpha=0.9",
-        "optim.groups=[{match: a}]",
-        "optim.groups=[{match: b}]",
-        "optim.groups=[{match: b, weight_decay: 0}]",
-        "optim.clip_norm=1",
-        "optim.clip_value=1",
-        "optim.ema=0.9",
-        "layers=[relu]",
-        "layers=[tanh]",
-        "layers=[linear: 7]",
-        "layers=[linear: {features: 7, bias: false}]",
-        "layers=[linear: 7, relu]",
-        "layers=[residual: [linear: 7, relu]]",
-        "layers=[residual: [linear: 7], relu]",
-        "layers=[]",
-        "schedule.kind=exponential",
-        "schedule.kind=cosine",
-        "schedule.warmup=1",
-        "schedule.steps=100",
-        "schedule.floor=1",
-        "schedule.gamma=.5",
-        "schedule.every_steps=7",
-        "schedule.milestones=[1]",
-        "schedule.peak_at=.5",
-        "schedule.start_divisor=2",
-        "schedule.end_divisor=2",
-        "schedule.anneal=linear",
-        "schedule.metric=test_accuracy",
-        "schedule.patience=1",
-        "schedule.threshold=0",
-        "schedule.cooldown=1",
-        "parallel.lanes=4",
-        "parallel.reduce=ring",
-        "parallel.reduce=central",
-        "parallel.sync_batchnorm=true",
-        "compute.backend=ref",
-        "compute.numerics=vendor",
-        "compute.precision=bf16",
-    };
-    enum { different_count = sizeof(different) / sizeof(different[0]) };
-    char base[TDM_SHA256_HEX], hex[different_count][TDM_SHA256_HEX];
-    hash_of(NULL, base);
-    /* Written down, so that no change to the table can change hashes unnoticed. */
-    CHECK_TEXT(base, "5ce422ab0503c373ad0c2cb7f9b61d226bdf6bcbd89a00b3195aa9028abe64e4");
-    for (size_t i = 0; i < sizeof(same) / sizeof(same[0]); i++) {
-        hash_of(same[i], hex[0]);
-        CHECK_TEXT(hex[0], base);
-    }
-    for (size_t i = 0; i < different_count; i++) {
-        hash_of(different[i], hex[i]);
-        CHECK(strcmp(hex[i], base) != 0);
-        for (size_t k = 0; k < i; k++) CHECK(strcmp(hex[i], hex[k]) != 0);
-    }
-}
-
-static bool same_hash(const char *base, const char *const *a, const char *const *b)
-{
-    char hex[2][TDM_SHA256_HEX] = {"", ""};
-    for (int i = 0; i < 2; i++) {
-        tdm_job_document *document = parse_good(base, i == 0 ? a : b);
-        if (document) CHECK_INT(tdm_job_hash(tdm_job_document_job(document), hex[i], NULL), TDM_OK);
-        tdm_job_document_destroy(document);
-    }
-    return strcmp(hex[0], hex[1]) == 0;
-}
-
-/* Keys that decide bits only because of what others say. */
-static void test_hash_of_schedules(void)
-{
-#define LIST(...) ((const char *const[]){__VA_ARGS__, NULL})
-    static const char tested[] = "data: {train: x.csv, test: y.csv}\n";
-    static const char *const as_long[] = {"schedule.kind=cosine", "schedule.kind=linear",
-                                          "schedule.kind=one_cycle"};
-    for (size_t i = 0; i < 3; i++) {
-        CHECK(!same_hash(SMALLEST, LIST(as_long[i]), LIST(as_long[i], "train.epochs=11")));
-        CHECK(!same_hash(SMALLEST, LIST(as_long[i]), LIST(as_long[i], "train.steps=11")));
-        CHECK(same_hash(SMALLEST, LIST(as_long[i], "schedule.steps=9"),
-                        LIST(as_long[i], "schedule.steps=9", "train.epochs=11")));
-        CHECK(same_hash(SMALLEST, LIST(as_long[i]), LIST(as_long[i], "eval.batch=3")));
-    }
-    CHECK(same_hash(SMALLEST, LIST("schedule.kind=inverse_sqrt"),
-                    LIST("schedule.kind=inverse_sqrt", "train.epochs=11")));
-    static const char *const evals[] = {"eval.batch=3", "eval.every_epochs=2", "eval.weights=raw",
-                                        "eval.every_steps=5"};
-    for (size_t i = 0; i < 4; i++) {
-        const char *plateau = "schedule.kind=reduce_on_plateau";
-        CHECK(!same_hash(tested, LIST(plateau), LIST(plateau, evals[i])));
-        CHECK(same_hash(tested, LIST(plateau), LIST(plateau, "train.epochs=11")));
-        CHECK(same_hash(tested, LIST("seed=3"), LIST("seed=3", evals[i])));
-    }
-    CHECK(same_hash(tested, LIST("seed=1"), LIST("train.early_stop={patience: 3}")));
-    CHECK(same_hash(tested, LIST("seed=1"), LIST("train.bad_numbers=skip")));
-}
-
-/* A vendor's products are cut up differently for each number of threads. */
-static void test_hash_of_threads(void)
-{
-    const char *vendor = "compute.numerics=vendor";
-    CHECK(same_hash(SMALLEST, LIST("compute.threads=2"), LIST("compute.threads=3")));
-    CHECK(!same_hash(SMALLEST, LIST(vendor), LIST(vendor, "compute.threads=2")));
-    CHECK(
-        !same_hash(SMALLEST, LIST(vendor, "compute.threads=3"), LIST(vendor, "compute.threads=2")));
-#undef LIST
-}
-
-static void test_diff(void)
-{
-    tdm_job_document *here = parse_good(SMALLEST, NULL);
-    tdm_job_document *there = parse_good(
-        SMALLEST, set_list("train.batch=64", "data.label=\"a b\"", "name=x", "model.init_from=w"));
-    tdm_str text = TDM_STR_INIT;
-    CHECK_INT(tdm_job_diff(tdm_job_document_job(here), tdm_job_document_job(here), &text), 0);
-    CHECK_TEXT(tdm_str_text(&text), "");
-    CHECK_INT(tdm_job_diff(tdm_job_document_job(here), tdm_job_document_job(there), &text), 3);
-    CHECK_TEXT(tdm_str_text(&text), "model.init_from: not given here, given there\n"
-                                    "data.label: last here, \"a b\" there\n"
-                                    "train.batch: 32 here, 64 there\n");
-    tdm_str_release(&text);
-    tdm_job_document_destroy(here);
-    tdm_job_document_destroy(there);
-}
-
-#include "unit/job_layers_tests.h"
 
 /* ---- the table and the reference ------------------------------------------------------------- */
 
@@ -955,7 +624,7 @@ static int write_docs(const char *path)
     return status != TDM_OK;
 }
 
-static const check_test tests[] = {
+static const check_test job_rules_tests[] = {
     CHECK_TEST(test_bad_jobs),
     CHECK_TEST(test_problem_has_its_place),
     CHECK_TEST(test_error_is_the_first_problem),
@@ -972,29 +641,19 @@ static const check_test tests[] = {
     CHECK_TEST(test_override_paths_begin_here),
     CHECK_TEST(test_files),
     CHECK_TEST(test_unreadable_file),
-    CHECK_TEST(test_round_trip_of_random_jobs),
-    CHECK_TEST(test_layers),
-    CHECK_TEST(test_layers_or_another_model),
-    CHECK_TEST(test_keys_without_effect),
-    CHECK_TEST(test_layers_are_bounded),
     CHECK_TEST(test_json),
-    CHECK_TEST(test_hash),
-    CHECK_TEST(test_hash_of_schedules),
-    CHECK_TEST(test_hash_of_threads),
-    CHECK_TEST(test_diff),
-    CHECK_TEST(test_library_options),
-    CHECK_TEST(test_library_hash),
-    CHECK_TEST(test_library_file),
-    CHECK_TEST(test_diff_of_layers),
     CHECK_TEST(test_table),
     CHECK_TEST(test_keys_text),
     CHECK_TEST(test_keys_json),
     CHECK_TEST(test_docs_are_current),
     CHECK_TEST(test_example_in_docs),
 };
+static CHECK_SUITE(job_rules, job_rules_tests);
 
 int main(int argc, char **argv)
 {
+    static const check_suite *const suites[] = {&job_rules, &job_round_trip, &job_hash, &job_layers,
+                                                &job_library};
     if (argc == 3 && strcmp(argv[1], "--write-docs") == 0) return write_docs(argv[2]);
-    return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
+    return check_main_suites(argc, argv, suites, sizeof(suites) / sizeof(suites[0]));
 }

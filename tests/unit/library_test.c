@@ -1,7 +1,7 @@
 /*
  * library_test.c: models from shared objects: what they build, when they are unloaded, and what is
  * said about each that is wrong. The libraries are the files of tests/library and the example's; this program
- * stands on libtandem.so as any other, since it is there that they look for tandem's functions.
+ * is linked with libtandem.so like any other, because they look for tandem's functions there.
  */
 #include "graph/graph.h"
 #include <tandem/library.h>

@@ -7,6 +7,7 @@
  */
 #include "check.h"
 #include "membership/member.h"
+#include "world.h"
 
 #include <signal.h>
 #include <stdatomic.h>
@@ -656,12 +657,9 @@ static void run_and_signal(shared_run *y, int signal_number)
     y->victim_step = 5;
     y->victim_signal = signal_number;
     pid_t pids[RANKS];
-    fflush(NULL);
     for (int i = 0; i < RANKS; i++) {
-        pids[i] = fork();
-        if (pids[i] != 0) continue;
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        _exit(run_worker(y, i));
+        pids[i] = world_fork(0);
+        if (pids[i] == 0) _exit(run_worker(y, i));
     }
     while (atomic_load(&y->victim) == 0) sleep_1ms();
     CHECK_INT(atomic_load(&y->victim), pids[1]);

@@ -5,8 +5,8 @@
 #include <tandem/nn.h>
 
 #include "graph_bench.h"
-#include "unit/nn_gpt_cases.h"
-#include "unit/nn_layers_cases.h"
+#include "nn/nn.h"
+#include "unit/nn_cases.h"
 
 static const int64_t hidden_sizes[] = {7, 5};
 
@@ -120,7 +120,7 @@ static void first_values_depend_on_the_seed_alone(void)
     size_t bytes = tdm_graph_param_extent(g) * sizeof(float);
     CHECK(memcmp(a, b, bytes) != 0);
     memset(b, 0x55, bytes);
-    tdm_model_init(g, 1, b); /* whatever lay there before; gaps are nobody's */
+    tdm_model_init(g, 1, b); /* whatever was there before; gaps belong to no parameter */
     for (size_t i = 0; i < tdm_graph_param_count(g); i++) {
         const tdm_param_info *p = tdm_graph_param_at(g, i);
         CHECK(memcmp(a + p->offset, b + p->offset, p->elements * sizeof(float)) == 0);
@@ -443,7 +443,7 @@ static void cnn_has_these_parameters(void)
               (4 * 9 + 4) + (6 * 9 * 4 + 6) + (10 * 2 * 2 * 6 + 10) + (3 * 10 + 3));
     CHECK_TEXT(tdm_graph_param_at(g, 2)->name, "conv1.weight");
     tdm_graph_destroy(g);
-    o.sample_shape = tdm_shape_1(64); /* a table's row is no image */
+    o.sample_shape = tdm_shape_1(64); /* a table's row is not an image */
     CHECK_INT(tdm_model_build(&o, &g, &err), TDM_ERR_JOB_INVALID);
     CHECK_HAS(err.message, "data.shape");
 }
@@ -463,26 +463,7 @@ static const check_test tests[] = {
     CHECK_TEST(parameters_by_name),
     CHECK_TEST(resnets_have_the_published_sizes),
     CHECK_TEST(cnn_has_these_parameters),
-    CHECK_TEST(gpt_has_these_parameters),
-    CHECK_TEST(gpt_presets_have_the_published_sizes),
-    CHECK_TEST(gpt_presets_are_defaults),
-    CHECK_TEST(gpt_computes_what_its_names_say),
-    CHECK_TEST(gpt_has_the_gradient_of_its_loss),
-    CHECK_TEST(gpt_drops_out_in_training_only),
-    CHECK_TEST(gpt_refusals),
-    CHECK_TEST(decoder_gives_the_logits_of_the_graph),
-    CHECK_TEST(decoder_with_the_shortest_context),
-    CHECK_TEST(decoder_is_for_models_of_tokens),
-    CHECK_TEST(decoder_loops_of_all_levels),
-    CHECK_TEST(choices_are_what_was_asked_for),
-    CHECK_TEST(layers_spell_the_mlp),
-    CHECK_TEST(layers_spell_the_cnn),
-    CHECK_TEST(layers_spell_the_resnet),
-    CHECK_TEST(layers_spell_gpt),
-    CHECK_TEST(layers_have_these_parameters),
-    CHECK_TEST(layers_are_named_by_their_places),
-    CHECK_TEST(layers_have_names_for_all_depths),
-    CHECK_TEST(layers_refusals),
-    CHECK_TEST(layers_of_tokens_look_back_only),
 };
-CHECK_MAIN(tests)
+static CHECK_SUITE(nn_models, tests);
+
+CHECK_MAIN_SUITES(&nn_models, &nn_gpt, &nn_layers)

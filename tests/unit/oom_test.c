@@ -137,7 +137,7 @@ static int64_t exhaust(const char *what, attempt_fn attempt)
 {
     tdm_error err = {0};
     bool handed_out = false;
-    CHECK_INT(attempt(&err, &handed_out), TDM_OK); /* warms up what is kept for ever */
+    CHECK_INT(attempt(&err, &handed_out), TDM_OK); /* allocates what is kept until the end */
     int64_t n = 0;
     for (int mode = 0; mode < 2; mode++) {
         all_after = mode == 1;
@@ -188,7 +188,7 @@ static tdm_status parse_job(tdm_error *err, bool *handed_out)
     tdm_job_document *d = NULL;
     tdm_status status = tdm_job_parse(job_text, strlen(job_text), "job.yaml", directory, &options,
                                       &d, err);
-    *handed_out = d && tdm_job_document_job(d); /* a document with problems is no job */
+    *handed_out = d && tdm_job_document_job(d); /* a document with problems is not a job */
     tdm_job_document_destroy(d);
     return status;
 }

@@ -1,17 +1,17 @@
 /*
  * optim_test.c: the methods against their definitions in double precision, and the property on
  * which parallel updates stand: a range updated in pieces has the same bits as one updated whole.
- * The optimiser around a method (optim_optimiser_cases.h) and the schedules
- * (optim_schedule_cases.h) have files of their own.
+ * The optimiser around a method (optim_optimiser_cases.c) and the schedules
+ * (optim_schedule_cases.c) have separate files.
  */
 #include <tandem/optim.h>
 
+#include "base/base.h"
 #include "check.h"
 #include "optim/internal.h"
 #include "tensor/kernel.h"
-#include "unit/optim_optimiser_cases.h"
+#include "unit/optim_cases.h"
 #include "unit/optim_reference.h"
-#include "unit/optim_schedule_cases.h"
 
 enum { COUNT = 97, STEPS = 20, KINDS = TDM_JOB_OPTIM_LION + 1 };
 
@@ -394,22 +394,9 @@ static const check_test tests[] = {
     CHECK_TEST(nothing_outside_the_range_is_touched),
     CHECK_TEST(states_are_there_when_they_are_used),
     CHECK_TEST(table_and_settings),
-    /* optim_optimiser_cases.h */
-    CHECK_TEST(pieces_lie_within_tensors),
-    CHECK_TEST(any_order_of_pieces_gives_the_same_bits),
-    CHECK_TEST(clipping_by_norm),
-    CHECK_TEST(clipping_by_value),
-    CHECK_TEST(norms_that_are_not_finite_are_seen),
-    CHECK_TEST(the_average_follows),
-    CHECK_TEST(groups_change_settings),
-    CHECK_TEST(groups_that_catch_nothing_are_refused),
-    CHECK_TEST(lamb_knows_its_tensors),
+    /* optim_optimiser_cases.c */
     /* optim_schedule_cases.h */
-    CHECK_TEST(schedules_have_their_values),
-    CHECK_TEST(schedules_end_and_stay),
-    CHECK_TEST(warm_ups_rise_to_the_beginning),
-    CHECK_TEST(plateaus_lower_the_rate),
-    CHECK_TEST(plateaus_of_what_should_rise),
-    CHECK_TEST(early_stopping_is_patient),
 };
-CHECK_MAIN(tests)
+static CHECK_SUITE(optim_kinds, tests);
+
+CHECK_MAIN_SUITES(&optim_kinds, &optim_optimiser, &optim_schedule)

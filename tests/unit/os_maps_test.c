@@ -75,25 +75,9 @@ static void test_overlay_shows_slots(void)
     tdm_overlay_unmap(&o); /* twice does no harm */
 }
 
-static char directory[64];
-
-static const char *in_directory(const char *name)
-{
-    static char path[512];
-    snprintf(path, sizeof(path), "%s/%s", directory, name);
-    return path;
-}
-
-static void directory_make(void)
-{
-    snprintf(directory, sizeof(directory), "/tmp/tandem-maps-XXXXXX");
-    CHECK(mkdtemp(directory) != NULL);
-}
-
 static void test_file_map(void)
 {
-    directory_make();
-    const char *path = in_directory("numbers");
+    const char *path = check_path("numbers");
     CHECK_INT(tdm_file_replace(path, "old", 3, NULL), TDM_OK);
     tdm_pages a = {0}, b = {0};
     size_t bytes = 3 * page_bytes() + 1;
@@ -113,13 +97,11 @@ static void test_file_map(void)
     tdm_pages_unmap(&a);
     CHECK_INT(other[bytes - 1], 77);
     tdm_pages_unmap(&b);
-    rmdir(directory);
 }
 
 static void test_file_map_in_parts(void)
 {
-    directory_make();
-    const char *path = in_directory("parts");
+    const char *path = check_path("parts");
     size_t mb = (size_t)1 << 20;
     tdm_pages map = {0};
     const tdm_file_part parts[] = {{mb, mb}, {40 * mb, 2 * mb}, {50 * mb, 0}};
@@ -135,13 +117,11 @@ static void test_file_map_in_parts(void)
     const tdm_file_part beyond = {63 * mb, 2 * mb};
     CHECK_INT(tdm_file_map_create_parts(path, 64 * mb, &beyond, 1, &map, &err), TDM_ERR_RANGE);
     CHECK(!tdm_path_exists(path));
-    rmdir(directory);
 }
 
 static void test_file_map_failures(void)
 {
-    directory_make();
-    const char *path = in_directory("full");
+    const char *path = check_path("full");
     tdm_error err;
     tdm_pages map = {0};
     tdm_os_test_fail_files(TDM_FAULT_WRITE, 1, ENOSPC);
@@ -157,10 +137,10 @@ static void test_file_map_failures(void)
     CHECK_INT(tdm_file_map_open(path, 10000, &map, &err), TDM_ERR_NOT_FOUND);
     CHECK_INT(tdm_file_replace(path, "short", 5, NULL), TDM_OK);
     CHECK_INT(tdm_file_map_open(path, 10000, &map, &err), TDM_ERR_FORMAT);
-    CHECK(tdm_file_map_create(directory, 10000, &map, &err) != TDM_OK); /* a directory stays one */
-    CHECK(tdm_path_is_dir(directory) && map.data == NULL);
+    CHECK(tdm_file_map_create(check_dir(), 10000, &map, &err) !=
+          TDM_OK); /* a directory stays one */
+    CHECK(tdm_path_is_dir(check_dir()) && map.data == NULL);
     unlink(path);
-    rmdir(directory);
 }
 
 /* A page of two processes counts half for each. */
@@ -195,7 +175,7 @@ static void test_proportional_bytes(void)
     tdm_pages_unmap(&pages);
 }
 
-/* A process that is killed, or stopped for good, right before its region has a name: the others go on. */
+/* A process that is killed, or stopped for good, right before its region has a name: the others continue. */
 static void shm_after(const char *request)
 {
     tdm_shm *shm = NULL;
@@ -234,6 +214,12 @@ static void test_vault_outlives_its_users(void)
     shm_after("vault:signal=STOP");
 }
 
+/* Before a case forks: its children use the directory as well. */
+static void directory_make(void)
+{
+    check_dir();
+}
+
 static const check_test tests[] = {
     CHECK_TEST(test_reserve_takes_memory_where_it_is_written),
     CHECK_TEST(test_overlay_shows_slots),
@@ -244,4 +230,4 @@ static const check_test tests[] = {
     CHECK_TEST(test_vault_outlives_its_users),
 };
 
-CHECK_MAIN(tests)
+CHECK_MAIN_AROUND(tests, directory_make, NULL)

@@ -17,37 +17,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char directory[64];
-
-static const char *in_directory(const char *name)
-{
-    static char path[4][512];
-    static int turn;
-    turn = (turn + 1) % 4;
-    snprintf(path[turn], sizeof(path[turn]), "%s/%s", directory, name);
-    return path[turn];
-}
-
-static void directory_make(void)
-{
-    snprintf(directory, sizeof(directory), "/tmp/tandem-os-XXXXXX");
-    CHECK(mkdtemp(directory) != NULL);
-}
-
-static void directory_remove(void)
-{
-    char command[128];
-    snprintf(command, sizeof(command), "rm -rf '%s'", directory);
-    CHECK_INT(system(command), 0);
-}
-
 /* How many names the directory holds, hidden ones included. */
 static int directory_entries(void)
 {
     tdm_arena *arena = tdm_arena_create("test");
     const char *const *names = NULL;
     size_t count = 0;
-    CHECK_INT(tdm_dir_list(directory, arena, &names, &count, NULL), TDM_OK);
+    CHECK_INT(tdm_dir_list(check_dir(), arena, &names, &count, NULL), TDM_OK);
     tdm_arena_destroy(arena);
     return (int)count;
 }
@@ -67,13 +43,12 @@ static void check_content(const char *path, const char *expected)
 
 static void test_read_sizes(void)
 {
-    directory_make();
     tdm_error err;
     const size_t sizes[] = {0, 1, 4095, 4096, 4097, 262143, 262144, 1000003};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         uint8_t *data = malloc(sizes[i] + 1);
         for (size_t j = 0; j < sizes[i]; j++) data[j] = (uint8_t)(j * 31 + i);
-        const char *path = in_directory("sized");
+        const char *path = check_path("sized");
         CHECK_INT(tdm_file_replace(path, data, sizes[i], &err), TDM_OK);
         tdm_file_bytes bytes = {0};
         CHECK_INT(tdm_file_read(path, 0, &bytes, &err), TDM_OK);
@@ -91,7 +66,6 @@ static void test_read_sizes(void)
         }
         free(data);
     }
-    directory_remove();
 }
 
 static void test_read_unknown_size(void)
@@ -106,40 +80,37 @@ static void test_read_unknown_size(void)
 
 static void test_read_refuses_what_is_no_file(void)
 {
-    directory_make();
     tdm_error err;
     tdm_file_bytes bytes = {0};
-    CHECK_INT(tdm_file_read(in_directory("absent"), 0, &bytes, &err), TDM_ERR_NOT_FOUND);
+    CHECK_INT(tdm_file_read(check_path("absent"), 0, &bytes, &err), TDM_ERR_NOT_FOUND);
     CHECK_HAS(err.message, "absent");
-    CHECK_INT(tdm_file_read(directory, 0, &bytes, &err), TDM_ERR_INVALID);
+    CHECK_INT(tdm_file_read(check_dir(), 0, &bytes, &err), TDM_ERR_INVALID);
     CHECK_HAS(err.message, "a directory");
-    CHECK_INT(mkfifo(in_directory("pipe"), 0600), 0);
-    CHECK_INT(tdm_file_read(in_directory("pipe"), 0, &bytes, &err), TDM_ERR_INVALID);
+    CHECK_INT(mkfifo(check_path("pipe"), 0600), 0);
+    CHECK_INT(tdm_file_read(check_path("pipe"), 0, &bytes, &err), TDM_ERR_INVALID);
     CHECK_HAS(err.message, "a pipe");
     CHECK_INT(tdm_file_read("/dev/zero", 0, &bytes, &err), TDM_ERR_INVALID);
     CHECK_HAS(err.message, "a device");
 
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof(address.sun_path), "%s/socket", directory);
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s/socket", check_dir());
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     CHECK_INT(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-    CHECK_INT(tdm_file_read(in_directory("socket"), 0, &bytes, &err), TDM_ERR_INVALID);
+    CHECK_INT(tdm_file_read(check_path("socket"), 0, &bytes, &err), TDM_ERR_INVALID);
     CHECK_HAS(err.message, "a socket");
     close(fd);
 
     tdm_os_test_fail_files(TDM_FAULT_OPEN, 1, EIO);
     CHECK_INT(tdm_file_read("/proc/self/status", 0, &bytes, &err), TDM_ERR_IO);
     tdm_os_test_fail_files(0, 0, 0);
-    directory_remove();
 }
 
 /* ---- replacing ------------------------------------------------------------------------------- */
 
 static void test_replace(void)
 {
-    directory_make();
     tdm_error err;
-    const char *path = in_directory("file");
+    const char *path = check_path("file");
     CHECK_INT(tdm_file_replace(path, "old", 3, &err), TDM_OK);
     check_content(path, "old");
     CHECK_INT(tdm_file_replace(path, "", 0, &err), TDM_OK);
@@ -170,7 +141,6 @@ static void test_replace(void)
     tdm_file_writer_abandon(writer);
     check_content(path, "in pieces");
     CHECK_INT(directory_entries(), 1);
-    directory_remove();
 }
 
 /* Pieces large enough to go past the page cache, at places that fit and that do not, by two writers of one
@@ -178,9 +148,8 @@ static void test_replace(void)
 static void test_large_pieces(void)
 {
     enum { PIECE = 700001, PIECES = 6, HEAD = 1234 };
-    directory_make();
     tdm_error err;
-    const char *path = in_directory("file");
+    const char *path = check_path("file");
     tdm_file_writer *writer = NULL, *joined = NULL;
     tdm_file_bytes back;
     tdm_pages memory;
@@ -206,7 +175,6 @@ static void test_large_pieces(void)
     }
     tdm_arena_destroy(arena);
     tdm_pages_unmap(&memory);
-    directory_remove();
 }
 
 /* Lent memory can be written again; what was written stays until it is lent. */
@@ -229,9 +197,8 @@ static void test_lent_pages(void)
 /* Two writers of one name at once: both are whole, the last to commit wins. */
 static void test_replace_twice_at_once(void)
 {
-    directory_make();
     tdm_error err;
-    const char *path = in_directory("file");
+    const char *path = check_path("file");
     tdm_file_writer *first = NULL;
     tdm_file_writer *second = NULL;
     CHECK_INT(tdm_file_writer_create(path, &first, &err), TDM_OK);
@@ -244,48 +211,45 @@ static void test_replace_twice_at_once(void)
     CHECK_INT(tdm_file_writer_commit(first, &err), TDM_OK);
     check_content(path, "first");
     CHECK_INT(directory_entries(), 1);
-    directory_remove();
 }
 
 static void test_replace_odd_names(void)
 {
-    directory_make();
     tdm_error err;
     char name[256];
     memset(name, 'n', sizeof(name) - 1);
     name[255] = '\0'; /* the longest a name may be */
-    CHECK_INT(tdm_file_replace(in_directory(name), "long", 4, &err), TDM_OK);
-    check_content(in_directory(name), "long");
+    CHECK_INT(tdm_file_replace(check_path(name), "long", 4, &err), TDM_OK);
+    check_content(check_path(name), "long");
     CHECK_INT(directory_entries(), 1);
 
-    CHECK_INT(tdm_file_replace(directory, "x", 1, &err), TDM_ERR_INVALID); /* a directory */
-    CHECK(tdm_path_is_dir(directory));
-    CHECK_INT(tdm_file_replace(in_directory(""), "x", 1, &err), TDM_ERR_INVALID);
-    CHECK_INT(tdm_file_replace(in_directory(".."), "x", 1, &err), TDM_ERR_INVALID);
+    CHECK_INT(tdm_file_replace(check_dir(), "x", 1, &err), TDM_ERR_INVALID); /* a directory */
+    CHECK(tdm_path_is_dir(check_dir()));
+    CHECK_INT(tdm_file_replace(check_path(""), "x", 1, &err), TDM_ERR_INVALID);
+    CHECK_INT(tdm_file_replace(check_path(".."), "x", 1, &err), TDM_ERR_INVALID);
     CHECK_INT(tdm_file_replace("", "x", 1, &err), TDM_ERR_INVALID);
-    CHECK_INT(tdm_file_replace(in_directory("absent/file"), "x", 1, &err), TDM_ERR_NOT_FOUND);
+    CHECK_INT(tdm_file_replace(check_path("absent/file"), "x", 1, &err), TDM_ERR_NOT_FOUND);
     CHECK_INT(directory_entries(), 1);
 
-    CHECK_INT(tdm_file_replace(in_directory("target"), "old", 3, &err), TDM_OK);
-    CHECK_INT(symlink("target", in_directory("link")), 0); /* a link is followed, and stays one */
-    CHECK_INT(tdm_file_replace(in_directory("link"), "x", 1, &err), TDM_OK);
-    check_content(in_directory("target"), "x");
+    CHECK_INT(tdm_file_replace(check_path("target"), "old", 3, &err), TDM_OK);
+    CHECK_INT(symlink("target", check_path("link")), 0); /* a link is followed, and stays one */
+    CHECK_INT(tdm_file_replace(check_path("link"), "x", 1, &err), TDM_OK);
+    check_content(check_path("target"), "x");
     struct stat info;
-    CHECK(lstat(in_directory("link"), &info) == 0 && S_ISLNK(info.st_mode));
+    CHECK(lstat(check_path("link"), &info) == 0 && S_ISLNK(info.st_mode));
 
-    CHECK_INT(mkfifo(in_directory("fifo"), 0600), 0); /* nothing but a file is replaced */
-    CHECK_INT(tdm_file_replace(in_directory("fifo"), "x", 1, &err), TDM_ERR_INVALID);
+    CHECK_INT(mkfifo(check_path("fifo"), 0600), 0); /* nothing but a file is replaced */
+    CHECK_INT(tdm_file_replace(check_path("fifo"), "x", 1, &err), TDM_ERR_INVALID);
     CHECK_HAS(err.message, "a device, a pipe or a socket");
-    CHECK(lstat(in_directory("fifo"), &info) == 0 && S_ISFIFO(info.st_mode));
-    CHECK_INT(unlink(in_directory("fifo")), 0);
+    CHECK(lstat(check_path("fifo"), &info) == 0 && S_ISFIFO(info.st_mode));
+    CHECK_INT(unlink(check_path("fifo")), 0);
 
     char *here = getcwd(NULL, 0); /* a bare name means the current directory */
-    CHECK_INT(chdir(directory), 0);
+    CHECK_INT(chdir(check_dir()), 0);
     CHECK_INT(tdm_file_replace("bare", "here", 4, &err), TDM_OK);
     CHECK_INT(chdir(here), 0);
     free(here);
-    check_content(in_directory("bare"), "here");
-    directory_remove();
+    check_content(check_path("bare"), "here");
 }
 
 /*
@@ -294,9 +258,9 @@ static void test_replace_odd_names(void)
  */
 static int replace_with_faults(bool exists, unsigned mask, int error_number, tdm_status expected)
 {
-    directory_make();
+    check_dir_reset();
     tdm_error err;
-    const char *path = in_directory("file");
+    const char *path = check_path("file");
     if (exists) CHECK_INT(tdm_file_replace(path, "old", 3, &err), TDM_OK);
     int failures = 0;
     for (int k = 1; k < 100; k++) {
@@ -313,7 +277,6 @@ static int replace_with_faults(bool exists, unsigned mask, int error_number, tdm
     }
     check_content(path, "new content");
     CHECK_INT(directory_entries(), 1);
-    directory_remove();
     return failures;
 }
 
@@ -344,9 +307,8 @@ static void test_replace_on_full_device(void)
 /* A reader that looks all the time sees one of the two contents, never a mixture or a gap. */
 static void test_replace_is_atomic_for_readers(void)
 {
-    directory_make();
     tdm_error err;
-    const char *path = in_directory("file");
+    const char *path = check_path("file");
     char text[2][4000];
     memset(text[0], 'a', sizeof(text[0]));
     memset(text[1], 'b', sizeof(text[1]));
@@ -375,7 +337,6 @@ static void test_replace_is_atomic_for_readers(void)
     kill(child, SIGKILL);
     int status = 0;
     CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
-    directory_remove();
 }
 
 static void test_errno_status(void)
@@ -393,47 +354,45 @@ static void test_errno_status(void)
 
 static void test_dirs(void)
 {
-    directory_make();
     tdm_error err;
-    CHECK_INT(tdm_dir_make(in_directory("a//b/c/"), &err), TDM_OK);
-    CHECK_INT(tdm_dir_make(in_directory("a/b/c"), &err), TDM_OK);
-    CHECK(tdm_path_is_dir(in_directory("a/b/c")));
-    CHECK(!tdm_path_is_file(in_directory("a/b/c")));
+    CHECK_INT(tdm_dir_make(check_path("a//b/c/"), &err), TDM_OK);
+    CHECK_INT(tdm_dir_make(check_path("a/b/c"), &err), TDM_OK);
+    CHECK(tdm_path_is_dir(check_path("a/b/c")));
+    CHECK(!tdm_path_is_file(check_path("a/b/c")));
     CHECK_INT(tdm_dir_make("/", &err), TDM_OK);
     CHECK_INT(tdm_dir_make("", &err), TDM_ERR_INVALID);
-    CHECK_INT(tdm_file_replace(in_directory("a/file"), "x", 1, &err), TDM_OK);
-    CHECK(tdm_path_is_file(in_directory("a/file")));
-    CHECK_INT(tdm_dir_make(in_directory("a/file"), &err), TDM_ERR_EXISTS);
+    CHECK_INT(tdm_file_replace(check_path("a/file"), "x", 1, &err), TDM_OK);
+    CHECK(tdm_path_is_file(check_path("a/file")));
+    CHECK_INT(tdm_dir_make(check_path("a/file"), &err), TDM_ERR_EXISTS);
     CHECK_HAS(err.message, "a file with this name exists");
-    CHECK_INT(tdm_dir_make(in_directory("a/file/below"), &err), TDM_ERR_EXISTS);
-    CHECK_INT(tdm_dir_make(in_directory("a/.hidden"), &err), TDM_OK);
-    CHECK_INT(tdm_dir_make(in_directory("a/Z"), &err), TDM_OK);
+    CHECK_INT(tdm_dir_make(check_path("a/file/below"), &err), TDM_ERR_EXISTS);
+    CHECK_INT(tdm_dir_make(check_path("a/.hidden"), &err), TDM_OK);
+    CHECK_INT(tdm_dir_make(check_path("a/Z"), &err), TDM_OK);
 
     tdm_arena *arena = tdm_arena_create("test");
     const char *const *names = NULL;
     size_t count = 0;
-    CHECK_INT(tdm_dir_list(in_directory("a"), arena, &names, &count, &err), TDM_OK);
+    CHECK_INT(tdm_dir_list(check_path("a"), arena, &names, &count, &err), TDM_OK);
     CHECK_INT(count, 4);
     CHECK_TEXT(names[0], ".hidden");
     CHECK_TEXT(names[1], "Z");
     CHECK_TEXT(names[2], "b");
     CHECK_TEXT(names[3], "file");
-    CHECK_INT(tdm_dir_list(in_directory("a/b/c"), arena, &names, &count, &err), TDM_OK);
+    CHECK_INT(tdm_dir_list(check_path("a/b/c"), arena, &names, &count, &err), TDM_OK);
     CHECK_INT(count, 0);
-    CHECK_INT(tdm_dir_list(in_directory("absent"), arena, &names, &count, &err), TDM_ERR_NOT_FOUND);
-    CHECK_INT(tdm_dir_list(in_directory("a/file"), arena, &names, &count, &err), TDM_ERR_NOT_FOUND);
+    CHECK_INT(tdm_dir_list(check_path("absent"), arena, &names, &count, &err), TDM_ERR_NOT_FOUND);
+    CHECK_INT(tdm_dir_list(check_path("a/file"), arena, &names, &count, &err), TDM_ERR_NOT_FOUND);
 
     for (int i = 0; i < 200; i++) {
         char name[32];
         snprintf(name, sizeof(name), "a/b/c/%03d", 199 - i);
-        CHECK_INT(tdm_file_replace(in_directory(name), "", 0, &err), TDM_OK);
+        CHECK_INT(tdm_file_replace(check_path(name), "", 0, &err), TDM_OK);
     }
-    CHECK_INT(tdm_dir_list(in_directory("a/b/c"), arena, &names, &count, &err), TDM_OK);
+    CHECK_INT(tdm_dir_list(check_path("a/b/c"), arena, &names, &count, &err), TDM_OK);
     CHECK_INT(count, 200);
     CHECK_TEXT(names[0], "000");
     CHECK_TEXT(names[199], "199");
     tdm_arena_destroy(arena);
-    directory_remove();
 }
 
 static void test_paths(void)
@@ -596,7 +555,7 @@ static void test_cpu_info(void)
     CHECK_INT(sched_setaffinity(0, sizeof(all), &all), 0);
 }
 
-/* The signal that ended or stopped a child at this point with this wish; 0: it came through. */
+/* The signal that ended or stopped a child at this point with this request; 0: it passed. */
 static int signal_at(const char *request, tdm_test_point at)
 {
     int status = 0;
@@ -630,12 +589,16 @@ static void test_points_kill_where_they_should(void)
     CHECK_INT(signal_at("update:rank=0", at), 0);
     CHECK_INT(signal_at("update:part=33", at), 0);
     CHECK_INT(signal_at("update:step=", at), 0);
-    directory_make();
-    snprintf(request, sizeof(request), "update:file=%s/killed", directory);
+    snprintf(request, sizeof(request), "update:file=%s/killed", check_dir());
     CHECK_INT(signal_at(request, at), SIGKILL);
     CHECK_INT(signal_at(request, at), 0); /* once */
     CHECK_INT(directory_entries(), 1);
-    directory_remove();
+}
+
+/* Before a case forks: its children use the directory as well. */
+static void directory_make(void)
+{
+    check_dir();
 }
 
 static const check_test tests[] = {
@@ -661,4 +624,4 @@ static const check_test tests[] = {
     CHECK_TEST(test_cpu_info),
 };
 
-CHECK_MAIN(tests)
+CHECK_MAIN_AROUND(tests, directory_make, NULL)

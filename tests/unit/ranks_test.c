@@ -1,6 +1,6 @@
 /*
  * ranks_test.c: what the ranks of a training settle among themselves, on simulated worlds: one outcome
- * for all, the lowest rank's error, wishes, texts that must be the same, and a rank that gives up
+ * for all, the lowest rank's error, requests, texts that must be the same, and a rank that gives up
  * while others wait for it.
  */
 #include "check.h"
@@ -79,7 +79,7 @@ static void one_agrees_with_itself(void)
     CHECK_TEXT(s.err[0].message, "file 0 is gone");
 }
 
-/* Rank 2 cannot go on; the others wait in a barrier, and learn why in vain. */
+/* Rank 2 cannot continue; the others wait in a barrier, and receive its error. */
 static void abort_world(tdm_comm *comm, void *user)
 {
     scene *s = user;
@@ -100,7 +100,7 @@ static void who_gives_up_tells_the_others(void)
         CHECK_INT(s.status[i], i == 2 ? TDM_ERR_NO_MEMORY : TDM_ERR_PEER_FAILED);
         CHECK_HAS(s.err[i].message, i == 2 ? "no room for it" : "rank 2: no room for it");
     }
-    /* A status of the world is no news to it; nor is anything to one without a world. */
+    /* A status of the world is not sent to it again, and nothing is sent without a world. */
     tdm__call_off(NULL, &s.err[2]);
     CHECK_INT(tdm__agree(NULL, TDM_ERR_PEER_LEFT, NULL, &s.err[0]), TDM_ERR_PEER_LEFT);
 }

@@ -1,11 +1,10 @@
 /*
- * data_text_cases.h: texts as data: their characters, their windows, where they are cut in two, and
+ * data_text_cases.c: texts as data: their characters, their windows, where they are cut in two, and
  * what is refused.
  */
-#ifndef TANDEM_TESTS_DATA_TEXT_CASES_H
-#define TANDEM_TESTS_DATA_TEXT_CASES_H
 
 #include "data/data.h"
+#include "unit/data_cases.h"
 #include "unit/data_helpers.h"
 
 static tdm_data_options text_options(int64_t context, int64_t stride)
@@ -253,7 +252,7 @@ static void text_hash(void)
     uint8_t *packed = gzip_bytes("abcabc", 6, &packed_count);
     tdm_dataset *d = parse_bytes(packed, packed_count, &options);
     CHECK_INT(tdm_dataset_hash(d, hex[1]), TDM_OK);
-    CHECK_TEXT(hex[1], hex[0]); /* how it lay on disk does not matter */
+    CHECK_TEXT(hex[1], hex[0]); /* how it is split into files does not matter */
     tdm_dataset_destroy(d);
     free(packed);
 }
@@ -284,4 +283,16 @@ static void vocabulary_encodes(void)
     CHECK_INT(tdm_vocabulary_create(names, 0, &v, &err), TDM_ERR_INVALID);
 }
 
-#endif
+static const check_test data_text_tests[] = {
+    CHECK_TEST(text_plain),
+    CHECK_TEST(text_windows_apart),
+    CHECK_TEST(text_beyond_ascii),
+    CHECK_TEST(text_many_characters),
+    CHECK_TEST(text_with_a_given_vocabulary),
+    CHECK_TEST(text_refusals),
+    CHECK_TEST(text_is_known_by_name_or_wish),
+    CHECK_TEST(text_split),
+    CHECK_TEST(text_hash),
+    CHECK_TEST(vocabulary_encodes),
+};
+CHECK_SUITE(data_text, data_text_tests);

@@ -1,17 +1,14 @@
 /*
- * job_library_cases.h: jobs whose model is a library: its options from the file and the command line,
+ * job_library_cases.c: jobs whose model is a library: its options from the file and the command line,
  * and the hash of its file.
  */
-#ifndef TANDEM_TESTS_JOB_LIBRARY_CASES_H
-#define TANDEM_TESTS_JOB_LIBRARY_CASES_H
-
 #include <stdlib.h>
 #include <unistd.h>
 
 #include <tandem/job.h>
 #include <tandem/os.h>
 
-#include "check.h"
+#include "unit/job_cases.h"
 
 #define LIBRARY_JOB "data: {train: x.csv}\nmodel: {kind: library, library: m.so, options: "
 
@@ -104,4 +101,9 @@ static void test_library_file(void)
     CHECK_INT(unlink(path), 0);
 }
 
-#endif
+static const check_test job_library_tests[] = {
+    CHECK_TEST(test_library_options),
+    CHECK_TEST(test_library_hash),
+    CHECK_TEST(test_library_file),
+};
+CHECK_SUITE(job_library, job_library_tests);

@@ -1,15 +1,14 @@
 /*
- * nn_gpt_cases.h: GPT-2: its parameters and their numbers as published, its forward pass against
+ * nn_gpt_cases.c: GPT-2: its parameters and their numbers as published, its forward pass against
  * plain loops in double precision, the decoder against the graph, and the choice of tokens.
  */
-#ifndef TANDEM_TESTS_NN_GPT_CASES_H
-#define TANDEM_TESTS_NN_GPT_CASES_H
 
 #include "graph_bench.h"
 #include "job/job.h"
 #include "nn/decode.h"
 #include "nn/nn.h"
 #include "tensor/kernel.h"
+#include "unit/nn_cases.h"
 
 enum { GPT_B = 3, GPT_T = 7, GPT_C = 20, GPT_L = 2, GPT_H = 4, GPT_V = 11 };
 
@@ -395,7 +394,7 @@ static float *random_params(const tdm_model_options *options)
 static void decoder_gives_the_logits_of_the_graph(void)
 {
     tdm_job job = gpt_job();
-    job.model.vocabulary = GPT_V + 4; /* spare tokens have logits, too */
+    job.model.vocabulary = GPT_V + 4; /* spare tokens have logits as well */
     tdm_model_options options = gpt_options(&job, 1, false);
     enum { V = GPT_V + 4 };
     float *params = random_params(&options), expected[GPT_T * V];
@@ -411,7 +410,7 @@ static void decoder_gives_the_logits_of_the_graph(void)
         const float *logits = tdm_decoder_read(d, tokens + t, 1);
         for (int v = 0; v < V; v++) CHECK_NEAR(logits[v], expected[t * V + v], 1e-4);
     }
-    /* Full: it goes on with the later half, tokens 4 to 6 at positions 0 to 2, and the new one. */
+    /* Full: it continues with the later half, tokens 4 to 6 at positions 0 to 2, and the new one. */
     const float *logits = tdm_decoder_read(d, tokens + GPT_T, 1);
     graph_logits(&options, params, tokens + GPT_T - GPT_T / 2, expected);
     for (int v = 0; v < V; v++) CHECK_NEAR(logits[v], expected[GPT_T / 2 * V + v], 1e-4);
@@ -564,4 +563,18 @@ static void choices_are_what_was_asked_for(void)
     CHECK(choose(none, 2, 1, 0, 1, 0.5) >= 0);
 }
 
-#endif
+static const check_test nn_gpt_tests[] = {
+    CHECK_TEST(gpt_has_these_parameters),
+    CHECK_TEST(gpt_presets_have_the_published_sizes),
+    CHECK_TEST(gpt_presets_are_defaults),
+    CHECK_TEST(gpt_computes_what_its_names_say),
+    CHECK_TEST(gpt_has_the_gradient_of_its_loss),
+    CHECK_TEST(gpt_drops_out_in_training_only),
+    CHECK_TEST(gpt_refusals),
+    CHECK_TEST(decoder_gives_the_logits_of_the_graph),
+    CHECK_TEST(decoder_with_the_shortest_context),
+    CHECK_TEST(decoder_is_for_models_of_tokens),
+    CHECK_TEST(decoder_loops_of_all_levels),
+    CHECK_TEST(choices_are_what_was_asked_for),
+};
+CHECK_SUITE(nn_gpt, nn_gpt_tests);

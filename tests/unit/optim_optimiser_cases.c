@@ -1,15 +1,14 @@
 /*
- * optim_optimiser_cases.h: tests of an optimiser as a job sets it up: its pieces and passes, groups
+ * optim_optimiser_cases.c: tests of an optimiser as a job sets it up: its pieces and passes, groups
  * of parameters, clipping, the average of the weights.
  */
-#ifndef TANDEM_TESTS_OPTIM_OPTIMISER_CASES_H
-#define TANDEM_TESTS_OPTIM_OPTIMISER_CASES_H
 
 #include <stdlib.h>
 
 #include "base/base.h"
 #include "check.h"
 #include "optim/optim.h"
+#include "unit/optim_cases.h"
 
 enum { BENCH_PARAMS = 4, BENCH_EXTENT = 3 * 4096 + 128 };
 
@@ -341,4 +340,15 @@ static void lamb_knows_its_tensors(void)
     optim_bench_close(&b);
 }
 
-#endif
+static const check_test optim_optimiser_tests[] = {
+    CHECK_TEST(pieces_lie_within_tensors),
+    CHECK_TEST(any_order_of_pieces_gives_the_same_bits),
+    CHECK_TEST(clipping_by_norm),
+    CHECK_TEST(clipping_by_value),
+    CHECK_TEST(norms_that_are_not_finite_are_seen),
+    CHECK_TEST(the_average_follows),
+    CHECK_TEST(groups_change_settings),
+    CHECK_TEST(groups_that_catch_nothing_are_refused),
+    CHECK_TEST(lamb_knows_its_tensors),
+};
+CHECK_SUITE(optim_optimiser, optim_optimiser_tests);

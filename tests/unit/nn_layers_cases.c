@@ -1,15 +1,14 @@
 /*
- * nn_layers_cases.h: models that a list of layers describes. A list that spells a named model must
+ * nn_layers_cases.c: models that a list of layers describes. A list that spells a named model must
  * have its parameters in its order, and compute its logits, loss and gradients bit for bit; others
  * are held to counts and shapes worked out by hand; and what cannot be built is refused with the
  * layer's place.
  */
-#ifndef TANDEM_TESTS_NN_LAYERS_CASES_H
-#define TANDEM_TESTS_NN_LAYERS_CASES_H
 
 #include <tandem/nn.h>
 
 #include "graph_bench.h"
+#include "unit/nn_cases.h"
 
 static tdm_job_document *layers_parse(const char *yaml)
 {
@@ -247,7 +246,7 @@ static const struct {
      {{3, {7, 5, 2}}, 5, 2},
      (4 * 9 * 2 + 8 + 4 * 2 + 8) + 4 * 4 + 4 * 5 + 5,
      "head.bias"},
-    /* Tokens: a table of its own for the logits, with a bias. */
+    /* Tokens: a separate table for the logits, with a bias. */
     {"[embedding: 4, linear: 6]", {{1, {8}}, 5, 2}, 5 * 4 + 24 + 6 + 30 + 5, "head.bias"},
     {"[embedding: {width: 4, tied: yes}, residual: [linear: 6], linear: 4]",
      {{1, {8}}, 5, 2},
@@ -474,4 +473,15 @@ static void layers_of_tokens_look_back_only(void)
     tdm_job_document_destroy(document);
 }
 
-#endif
+static const check_test nn_layers_tests[] = {
+    CHECK_TEST(layers_spell_the_mlp),
+    CHECK_TEST(layers_spell_the_cnn),
+    CHECK_TEST(layers_spell_the_resnet),
+    CHECK_TEST(layers_spell_gpt),
+    CHECK_TEST(layers_have_these_parameters),
+    CHECK_TEST(layers_are_named_by_their_places),
+    CHECK_TEST(layers_have_names_for_all_depths),
+    CHECK_TEST(layers_refusals),
+    CHECK_TEST(layers_of_tokens_look_back_only),
+};
+CHECK_SUITE(nn_layers, nn_layers_tests);

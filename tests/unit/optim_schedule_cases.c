@@ -1,12 +1,11 @@
 /*
- * optim_schedule_cases.h: tests of the schedules against values worked out by hand and against the
+ * optim_schedule_cases.c: tests of the schedules against values worked out by hand and against the
  * logic of plateaus. tests/parity/optim_parity.py compares them with PyTorch's.
  */
-#ifndef TANDEM_TESTS_OPTIM_SCHEDULE_CASES_H
-#define TANDEM_TESTS_OPTIM_SCHEDULE_CASES_H
 
 #include "check.h"
 #include "optim/optim.h"
+#include "unit/optim_cases.h"
 
 static const int64_t schedule_milestones[] = {3, 5};
 
@@ -149,7 +148,7 @@ static void early_stopping_is_patient(void)
     CHECK(!tdm_early_stop_observe(&rule, NAN, &p));
     CHECK(tdm_early_stop_observe(&rule, 0.7, &p));
     CHECK(tdm_early_stop_is_due(&rule, &p));
-    rule.patience = 3; /* more of it, and the run goes on */
+    rule.patience = 3; /* with more of it the run continues */
     CHECK(!tdm_early_stop_is_due(&rule, &p));
     CHECK(!tdm_early_stop_observe(&rule, 0.5, &p) && p.best == 0.5 && p.bad == 0);
     rule.metric = TDM_JOB_METRIC_TEST_ACCURACY;
@@ -158,4 +157,9 @@ static void early_stopping_is_patient(void)
     CHECK(tdm_early_stop_observe(&rule, 0.875, &p)); /* exactly min_delta is not more */
 }
 
-#endif
+static const check_test optim_schedule_tests[] = {
+    CHECK_TEST(schedules_have_their_values),    CHECK_TEST(schedules_end_and_stay),
+    CHECK_TEST(warm_ups_rise_to_the_beginning), CHECK_TEST(plateaus_lower_the_rate),
+    CHECK_TEST(plateaus_of_what_should_rise),   CHECK_TEST(early_stopping_is_patient),
+};
+CHECK_SUITE(optim_schedule, optim_schedule_tests);

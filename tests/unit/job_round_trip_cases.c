@@ -1,19 +1,16 @@
 /*
- * job_random.h: valid jobs at random, for property tests.
+ * job_round_trip_cases.c: random valid jobs must come back unchanged from their text.
  *
- * The table of keys says what each field may hold; texts are made of what breaks writers and
- * readers of YAML. Then the fields are brought in line with the rules on keys side by side.
+ * The table of keys defines what each field can hold; texts are made of pieces that are hard to write
+ * and read as YAML. Then the fields are adjusted to the rules that relate keys to each other.
  */
-#ifndef TANDEM_TESTS_JOB_RANDOM_H
-#define TANDEM_TESTS_JOB_RANDOM_H
-
 #include <math.h>
-#include <string.h>
-
-#include <tandem/job.h>
 
 #include "base/base.h"
 #include "job/internal.h"
+#include "unit/job_cases.h"
+
+/* ---- random jobs ----------------------------------------------------------------------------- */
 
 /* Text with what breaks writers: quotes, colons, line ends, control characters, odd Unicode. */
 static const char *random_text(tdm_rng *rng, tdm_arena *arena, const char *prefix)
@@ -213,7 +210,6 @@ static void random_schedule(tdm_rng *rng, tdm_arena *arena, tdm_job *job)
                           job->optim.momentum > 0;
 }
 
-/* Random fields, then whatever the rules ask for. */
 static tdm_job random_job(tdm_rng *rng, tdm_arena *arena)
 {
     tdm_job job = {0};
@@ -247,4 +243,133 @@ static tdm_job random_job(tdm_rng *rng, tdm_arena *arena)
     return job;
 }
 
-#endif
+/* ---- round trips ----------------------------------------------------------------------------- */
+
+static bool is_same_field(const tdm_job_key *key, const void *a, const void *b);
+
+static bool is_same_map(const tdm_job_key *key, const void *a, const void *b)
+{
+    if (!a || !b) return a == b;
+    for (size_t i = 0; i < key->field_count; i++)
+        if (!is_same_field(&key->fields[i], a, b)) return false;
+    return true;
+}
+
+static bool is_same_options(const tdm_job_option_list *a, const tdm_job_option_list *b)
+{
+    if (a->count != b->count) return false;
+    for (size_t i = 0; i < a->count; i++)
+        if (!check_text_equal(a->items[i].name, b->items[i].name) ||
+            !check_text_equal(a->items[i].value, b->items[i].value))
+            return false;
+    return true;
+}
+
+static bool is_same_field(const tdm_job_key *key, const void *a, const void *b)
+{
+    const char *x = (const char *)a + key->offset, *y = (const char *)b + key->offset;
+    const tdm_job_int_list *p = (const void *)x, *q = (const void *)y;
+    tdm__map_list maps[2];
+    const void *items[2];
+    switch (key->type) {
+    case TDM_JOB_KEY_STRING:
+    case TDM_JOB_KEY_PATH:
+    case TDM_JOB_KEY_DIR: return check_text_equal(*(const char *const *)x, *(const char *const *)y);
+    case TDM_JOB_KEY_INT: return *(const int64_t *)x == *(const int64_t *)y;
+    case TDM_JOB_KEY_REAL:
+        if (isnan(*(const double *)x)) return isnan(*(const double *)y);
+        return memcmp(x, y, sizeof(double)) == 0;
+    case TDM_JOB_KEY_BOOL: return *(const bool *)x == *(const bool *)y;
+    case TDM_JOB_KEY_CHOICE: return *(const int *)x == *(const int *)y;
+    case TDM_JOB_KEY_INT_LIST:
+        return p->count == q->count &&
+               (p->count == 0 || memcmp(p->values, q->values, p->count * sizeof(int64_t)) == 0);
+    case TDM_JOB_KEY_MAP:
+        memcpy(&items[0], x, sizeof(items[0]));
+        memcpy(&items[1], y, sizeof(items[1]));
+        return is_same_map(key, items[0], items[1]);
+    case TDM_JOB_KEY_MAP_LIST:
+        memcpy(&maps[0], x, sizeof(maps[0]));
+        memcpy(&maps[1], y, sizeof(maps[1]));
+        if (maps[0].count != maps[1].count) return false;
+        for (size_t i = 0; i < maps[0].count; i++)
+            if (!is_same_map(key, (const char *)maps[0].items + i * key->struct_bytes,
+                             (const char *)maps[1].items + i * key->struct_bytes))
+                return false;
+        return true;
+    case TDM_JOB_KEY_OPTIONS: return is_same_options((const void *)x, (const void *)y);
+    case TDM_JOB_KEY_LAYERS: return is_same_list((const void *)x, (const void *)y);
+    }
+    return false;
+}
+
+bool is_same_list(const tdm_job_layer_list *a, const tdm_job_layer_list *b)
+{
+    if (a->count != b->count || !a->items != !b->items) return false;
+    for (size_t i = 0; i < a->count; i++) {
+        const tdm_job_layer *x = &a->items[i], *y = &b->items[i];
+        if (x->kind != y->kind || !is_same_map(&tdm__layer_keys[x->kind], x, y)) return false;
+    }
+    return true;
+}
+
+void check_round_trip(const tdm_job *job, const char *text, bool is_yaml)
+{
+    tdm_job_document *document = parse_good(text, NULL);
+    if (!document) return;
+    const tdm_job *back = tdm_job_document_job(document);
+    for (size_t i = 0; i < tdm_job_key_count(); i++) {
+        const tdm_job_key *key = tdm_job_key_at(i);
+        bool is_same = is_same_field(key, job, back);
+        CHECK(is_same);
+        if (!is_same) fprintf(stderr, "  %s differs in\n%s\n", key->path, text);
+    }
+    if (is_yaml) check_shows(back, text);
+    tdm_job_document_destroy(document);
+}
+
+/* A value as shown can be given by --set as well. */
+static void check_as_override(const tdm_job *job)
+{
+    const tdm_job_key *key = tdm_job_key_at(tdm__key_find("data.label"));
+    tdm_str text = TDM_STR_INIT;
+    tdm_str_add(&text, "data.label=");
+    tdm__value_show(key, job, &text);
+    tdm_job_document *document = parse_good(SMALLEST,
+                                            set_list(tdm_str_text(&text), NULL, NULL, NULL));
+    if (document) CHECK_TEXT(tdm_job_document_job(document)->data.label, job->data.label);
+    tdm_job_document_destroy(document);
+    tdm_str_release(&text);
+}
+
+static void test_round_trip_of_random_jobs(void)
+{
+    int json_count = 0;
+    for (uint64_t i = 0; i < 500; i++) {
+        tdm_rng rng = tdm_rng_at(
+            (tdm_rng_address){.seed = 42, .stream = TDM_RNG_STREAM_USER, .sample = i});
+        tdm_arena *arena = tdm_arena_create("random job");
+        tdm_job job = random_job(&rng, arena);
+        tdm_str yaml = TDM_STR_INIT, json = TDM_STR_INIT;
+        tdm_job_show(&job, &yaml);
+        tdm_job_show_json(&job, &json);
+        check_round_trip(&job, tdm_str_text(&yaml), true);
+        check_as_override(&job);
+        /* A job file may be JSON too; only characters that JSON need not escape and YAML must are
+         * left to the YAML form. */
+        if (tdm__utf8_check(json.data, json.length) == json.length &&
+            !strstr(json.data, "\xc2\x85") && !strstr(json.data, "\xe2\x80\xa8")) {
+            check_round_trip(&job, tdm_str_text(&json), false);
+            json_count++;
+        }
+        tdm_str_release(&yaml);
+        tdm_str_release(&json);
+        tdm_arena_destroy(arena);
+    }
+    CHECK(json_count > 3);
+}
+
+static const check_test job_round_trip_tests[] = {
+    CHECK_TEST(test_round_trip_of_random_jobs),
+};
+CHECK_SUITE(job_round_trip, job_round_trip_tests);

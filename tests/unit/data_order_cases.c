@@ -1,13 +1,12 @@
 /*
- * data_order_cases.h: the tests of the split and of the order of samples; a part of data_test.c.
+ * data_order_cases.c: the tests of the split and of the order of samples; a part of data_test.c.
  *
  * Both are pinned by golden values: they are part of every result ever trained, so they must not
  * change unnoticed.
  */
-#ifndef TANDEM_TESTS_DATA_ORDER_CASES_H
-#define TANDEM_TESTS_DATA_ORDER_CASES_H
 
 #include "data/data.h"
+#include "unit/data_cases.h"
 #include "unit/data_helpers.h"
 
 /* ---- split -------------------------------------------------------------------------------------- */
@@ -243,4 +242,14 @@ static void sampler_epochs_are_unrelated(void)
     }
 }
 
-#endif
+static const check_test data_order_tests[] = {
+    CHECK_TEST(split_counts),
+    CHECK_TEST(split_is_pinned),
+    CHECK_TEST(features_can_be_moved),
+    CHECK_TEST(sampler_is_a_bijection),
+    CHECK_TEST(sampler_is_pinned),
+    CHECK_TEST(sampler_is_uniform),
+    CHECK_TEST(sampler_orders_are_uniform),
+    CHECK_TEST(sampler_epochs_are_unrelated),
+};
+CHECK_SUITE(data_order, data_order_tests);

@@ -1,12 +1,11 @@
 /*
- * data_csv_cases.h: the tests of CSV and of the numbers in it; a part of data_test.c.
+ * data_csv_cases.c: the tests of CSV and of the numbers in it; a part of data_test.c.
  *
  * Each malformed file stands alone, with a part of its message that proves the right check found it.
  */
-#ifndef TANDEM_TESTS_DATA_CSV_CASES_H
-#define TANDEM_TESTS_DATA_CSV_CASES_H
 
 #include "base/base.h"
+#include "unit/data_cases.h"
 #include "unit/data_helpers.h"
 
 /* ---- CSV: good files ------------------------------------------------------------------------- */
@@ -114,7 +113,7 @@ static void csv_header_detection(void)
     tdm_dataset_destroy(d);
     refuse_text("a,b,c\n1,2,x\n", &(tdm_data_options){.header = TDM_DATA_HEADER_NO}, TDM_ERR_FORMAT,
                 "line 1, column 1: 'a' is not a number");
-    /* A missing value is no column name: better an error than a sample lost. */
+    /* A missing value is not a column name: an error is better than a lost sample. */
     refuse_text("1,,c\n1,2,x\n", NULL, TDM_ERR_FORMAT, "line 1, column 2: '' is empty");
 }
 
@@ -129,7 +128,7 @@ static void csv_classes(void)
     CHECK_TEXT(names[3], "10");
     CHECK_INT(class_of(d, 0), 3);
     tdm_dataset_destroy(d);
-    /* One that is no number, and they sort by bytes. */
+    /* With one that is not a number, they are sorted by bytes. */
     d = parse_text("0,10\n0,9\n0,x\n", NULL);
     CHECK_TEXT(tdm_dataset_info_of(d)->class_names[0], "10");
     CHECK_TEXT(tdm_dataset_info_of(d)->class_names[1], "9");
@@ -350,4 +349,18 @@ static void texts_for_messages(void)
     CHECK(!tdm__utf8_ok("\xe2\x82", 2));     /* cut off */
 }
 
-#endif
+static const check_test data_csv_tests[] = {
+    CHECK_TEST(csv_plain),
+    CHECK_TEST(csv_quotes_line_ends_and_blanks),
+    CHECK_TEST(csv_label_choices),
+    CHECK_TEST(csv_known_feature_count),
+    CHECK_TEST(csv_header_detection),
+    CHECK_TEST(csv_classes),
+    CHECK_TEST(csv_many_classes),
+    CHECK_TEST(csv_refusals),
+    CHECK_TEST(csv_nul_bytes),
+    CHECK_TEST(csv_limits),
+    CHECK_TEST(numbers_read_exactly),
+    CHECK_TEST(texts_for_messages),
+};
+CHECK_SUITE(data_csv, data_csv_tests);

@@ -1,32 +1,9 @@
 /*
- * job_bad_jobs.h: jobs that must be refused, with every word that must be said about them.
- *
- * Each row is a file called job.yaml, the overrides given with it, and all its problems in order,
- * one on a line. The file lies in /jobs, and nobody looks whether the files it names exist.
+ * job_bad_jobs.c: invalid jobs, with the exact text of every problem.
  */
-#ifndef TANDEM_TESTS_JOB_BAD_JOBS_H
-#define TANDEM_TESTS_JOB_BAD_JOBS_H
+#include "unit/job_cases.h"
 
-#include <stddef.h>
-
-#define JOB(text) (text), sizeof(text) - 1
-#define SET(...)                                                                                   \
-    {                                                                                              \
-        __VA_ARGS__                                                                                \
-    }
-#define NO_SET                                                                                     \
-    {                                                                                              \
-        NULL                                                                                       \
-    }
-
-typedef struct bad_job {
-    const char *bytes;
-    size_t count;
-    const char *overrides[4]; /* up to the first NULL */
-    const char *problems;
-} bad_job;
-
-static const bad_job bad_jobs[] = {
+const bad_job bad_jobs[] = {
     /* ---- keys nobody knows */
     {JOB("data: {train: x.csv}\ntrain:\n  epoch: 3\n"), NO_SET,
      "job.yaml:3:3: unknown key 'train.epoch'; did you mean 'train.epochs'?\n"},
@@ -657,5 +634,4 @@ static const bad_job bad_jobs[] = {
      "job.yaml:2:8: 'eval.weights' is ema, but the job computes no moving average; set 'optim.ema' above "
      "0, such as 0.999\n"},
 };
-
-#endif
+const size_t bad_job_count = sizeof(bad_jobs) / sizeof(bad_jobs[0]);

@@ -1,20 +1,19 @@
 /*
- * graph_mistakes.h: what the builder refuses, with the exact words, and that the first mistake stays.
+ * graph_mistakes.c: what the builder refuses, with the exact words, and that the first mistake stays.
  * A part of graph_test.c, which runs these.
  */
-#ifndef TANDEM_TESTS_UNIT_GRAPH_MISTAKES_H
-#define TANDEM_TESTS_UNIT_GRAPH_MISTAKES_H
 
 #include "graph_bench.h"
+#include "unit/graph_cases.h"
 
-static const tdm_init zero_init = {.kind = TDM_INIT_ZERO};
+const tdm_init zero_init = {.kind = TDM_INIT_ZERO};
 
-static tdm_value input(tdm_graph *g, const char *name, tdm_shape shape)
+tdm_value input(tdm_graph *g, const char *name, tdm_shape shape)
 {
     return tdm_graph_input(g, name, TDM_DTYPE_F32, shape);
 }
 
-static tdm_value param(tdm_graph *g, const char *name, tdm_shape shape)
+tdm_value param(tdm_graph *g, const char *name, tdm_shape shape)
 {
     return tdm_graph_param(g, name, shape, zero_init);
 }
@@ -158,7 +157,7 @@ static void dropout_mistakes(void)
     x = input(g, "x", tdm_shape_0());
     refused(g, tdm_graph_dropout(g, x, 0.5), TDM_ERR_INVALID,
             "dropout: x must have at least one dimension: its rows");
-    g = tdm_graph_create(); /* none at all is no op at all */
+    g = tdm_graph_create(); /* no weights at all: an invalid op */
     x = input(g, "x", tdm_shape_2(2, 2));
     CHECK_INT(tdm_graph_dropout(g, x, 0).id, x.id);
     CHECK_INT(tdm_graph_node_count(g), 0);
@@ -311,4 +310,12 @@ static void mistakes_stick(void)
             "fc1.matmul: [2, 3] times [2, 3]: the inner sizes 3 and 2 differ");
 }
 
-#endif
+static const check_test graph_mistakes_tests[] = {
+    CHECK_TEST(matmul_shapes),          CHECK_TEST(matmul_bias_and_size),
+    CHECK_TEST(other_shapes),           CHECK_TEST(element_wise_types),
+    CHECK_TEST(dropout_mistakes),       CHECK_TEST(normalise_mistakes),
+    CHECK_TEST(cross_entropy_mistakes), CHECK_TEST(leaf_mistakes),
+    CHECK_TEST(duplicate_names),        CHECK_TEST(output_mistakes),
+    CHECK_TEST(values_of_nowhere),      CHECK_TEST(mistakes_stick),
+};
+CHECK_SUITE(graph_mistakes, graph_mistakes_tests);
