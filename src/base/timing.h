@@ -10,6 +10,14 @@
 
 /* ---- os: locks and processes --------------------------------------------------------------------- */
 
+/* How long a process may be stopped while it holds a lock in shared memory. Then a process that waits kills it,
+ * because all processes of the host need the lock. Each holder needs it for microseconds. */
+#define TDM__TIMING_OS_STOPPED_HOLDER_S 1.0
+/* Time between two checks whether the holder of a lock in shared memory is stopped. */
+#define TDM__TIMING_OS_LOCK_CHECK_S 0.25
+/* Limit for the lock of a shared memory segment: many times the two above, so it passes only on a broken host. */
+#define TDM__TIMING_OS_SHM_LOCK_S 20.0
+
 /* ---- net, shm: connections of one host and of several ---------------------------------------------- */
 
 /* ---- boot: rendezvous and control connections ------------------------------------------------------ */

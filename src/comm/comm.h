@@ -8,6 +8,7 @@
 #define TANDEM_COMM_COMM_H
 
 #include "boot/peer_loss.h"
+#include "os/os.h"
 
 #include <tandem/comm.h>
 
@@ -17,6 +18,12 @@ uint32_t tdm_comm_epoch(const tdm_comm *comm);
 
 /* Describes the loss of a rank that is TDM_PEER_LOST; returns false for other ranks. */
 bool tdm_comm_peer_loss(tdm_comm *comm, int rank, tdm_peer_loss *out);
+
+/* The segment with the named regions (os/os.h) of the ranks of this node; private if the node has one rank. It is
+ * closed with the comm. NULL, with an error: no memory. */
+tdm_shm *tdm_comm_shm(tdm_comm *comm, tdm_error *err);
+/* A number for the names of regions, which no earlier use of the segment has. Collective: all ranks get the same. */
+uint32_t tdm_comm_shm_scope(tdm_comm *comm);
 
 /* Converts a pointer into shared memory to an offset that is valid on all ranks of the node,
  * although their addresses differ, and back. UINT64_MAX: not shared memory; NULL: not a valid

@@ -90,6 +90,18 @@ void *tdm_comm_shared_at(const tdm_comm *comm, uint64_t place)
     return is_given(comm, (uintptr_t)place) ? (void *)(uintptr_t)place : NULL; // NOLINT
 }
 
+tdm_shm *tdm_comm_shm(tdm_comm *comm, tdm_error *err)
+{
+    if (comm->host) return tdm__host_shm(comm->host);
+    if (!comm->own_shm && tdm_shm_create_private(&comm->own_shm, err) != TDM_OK) return NULL;
+    return comm->own_shm;
+}
+
+uint32_t tdm_comm_shm_scope(tdm_comm *comm)
+{
+    return ++comm->shm_scope;
+}
+
 void tdm__shared_free_all(tdm_comm *comm)
 {
     while (comm->shared) {

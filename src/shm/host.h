@@ -20,6 +20,7 @@
 #define TANDEM_SHM_HOST_H
 
 #include "net/cancellation.h"
+#include "os/os.h"
 
 #include <tandem/comm.h>
 
@@ -42,6 +43,8 @@ tdm_status tdm__host_connect(tdm__host *host, const uint8_t *const *addresses,
                              const size_t *address_bytes, tdm_error *err);
 void tdm__host_destroy(tdm__host *host);
 
+/* The segment with the named regions of this node's ranks (os.h); owned by the host. */
+tdm_shm *tdm__host_shm(const tdm__host *host);
 int tdm__host_index(const tdm__host *host); /* this rank's index among the host's ranks */
 int tdm__host_count(const tdm__host *host);
 

@@ -3,8 +3,8 @@
  *
  * The lowest rank listens on an abstract UNIX socket; the other ranks got its random name with the
  * addresses of the world. Each of them sends a hello with the world's number and its index, receives the
- * memory's file descriptor, maps it and reports that it is ready; when all ranks are ready, the lowest
- * rank releases them. So this step succeeds on all ranks or fails on all, and every rank's error names
+ * descriptors of the memory and of the node's segment of named regions (os/shm.c), maps both and reports that it is
+ * ready; when all ranks are ready, the lowest rank releases them. So this step succeeds on all ranks or fails on all, and every rank's error names
  * the rank that could not map the memory.
  *
  * Other processes: a process of another user is refused at once, by the credentials that the kernel
@@ -87,23 +87,25 @@ static bool socket_is_same_user(int fd)
            peer.uid == geteuid();
 }
 
-/* Sends a note, with `memory_fd` unless it is -1. It fits into the buffer of any new socket. */
-static bool note_send(int fd, const note *n, int memory_fd)
+enum { FD_COUNT = 2 }; /* of the memory, and of the segment of named regions */
+
+/* Sends a note, with these descriptors unless `fds` is NULL. It fits into the buffer of any new socket. */
+static bool note_send(int fd, const note *n, const int fds[FD_COUNT])
 {
     struct iovec io = {.iov_base = (void *)n, .iov_len = sizeof(*n)};
     union {
         struct cmsghdr align;
-        char space[CMSG_SPACE(sizeof(int))];
+        char space[CMSG_SPACE(FD_COUNT * sizeof(int))];
     } control = {.space = {0}};
     struct msghdr message = {.msg_iov = &io, .msg_iovlen = 1};
-    if (memory_fd >= 0) {
+    if (fds) {
         message.msg_control = control.space;
         message.msg_controllen = sizeof(control.space);
         struct cmsghdr *c = CMSG_FIRSTHDR(&message);
         c->cmsg_level = SOL_SOCKET;
         c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(c), &memory_fd, sizeof(int));
+        c->cmsg_len = CMSG_LEN(FD_COUNT * sizeof(int));
+        memcpy(CMSG_DATA(c), fds, FD_COUNT * sizeof(int));
     }
     ssize_t sent;
     do sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -162,8 +164,9 @@ static void guest_on_note(party *p, guest *g)
     const note *n = &g->heard;
     if (g->step == STEP_HELLO) {
         note answer = note_of(p->host, STEP_MEMORY, false);
+        const int fds[FD_COUNT] = {p->host->memory_fd, tdm_shm_fd(p->host->shm)};
         if (!note_fits(p->host, n, STEP_HELLO) || n->place == 0 || p->seen[n->place] ||
-            !note_send(g->fd, &answer, p->host->memory_fd)) {
+            !note_send(g->fd, &answer, fds)) {
             guest_close(p, g);
             return;
         }
@@ -286,7 +289,7 @@ tdm_status tdm__host_hand_out(tdm__host *host, tdm_error *err)
     note go = note_of(host, STEP_GO, bad);
     for (int i = 0; i < capacity; i++) {
         if (p.guests[i].fd < 0) continue;
-        if (p.guests[i].step != STEP_HELLO) (void)note_send(p.guests[i].fd, &go, -1);
+        if (p.guests[i].step != STEP_HELLO) (void)note_send(p.guests[i].fd, &go, NULL);
         close(p.guests[i].fd);
     }
 free_all:
@@ -336,20 +339,27 @@ static tdm_status host_connect_lowest(tdm__host *host, const uint8_t *name, size
     return TDM_OK;
 }
 
-/* The file descriptor of a message; -1 for none. More than one are closed. */
-static int message_take_fd(struct msghdr *message)
+/* Keeps the descriptors of a message in the unused entries of `out`, and closes all others. */
+static void message_take_fds(struct msghdr *message, int out[FD_COUNT])
 {
-    int fd = -1;
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c))
-        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
-            c->cmsg_len == CMSG_LEN(sizeof(int)))
-            memcpy(&fd, CMSG_DATA(c), sizeof(fd));
-    return fd;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+        size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; i++) {
+            int fd = -1, place = 0;
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(fd));
+            while (out && place < FD_COUNT && out[place] >= 0) place++;
+            if (out && place < FD_COUNT)
+                out[place] = fd;
+            else
+                close(fd);
+        }
+    }
 }
 
-/* Reads one note, and the file descriptor if it has one. */
-static tdm_status host_read_note(tdm__host *host, int fd, note_step step, note *out, int *out_fd,
-                                 tdm_error *err)
+/* Reads one note, and its descriptors into those entries of `fds` that are -1. */
+static tdm_status host_read_note(tdm__host *host, int fd, note_step step, note *out,
+                                 int fds[FD_COUNT], tdm_error *err)
 {
     double until_s = tdm_clock_s() + JOIN_S;
     size_t got = 0;
@@ -366,7 +376,7 @@ static tdm_status host_read_note(tdm__host *host, int fd, note_step step, note *
         if (poll(&poller, 1, (int)(left_s * 1000) + 1) <= 0) continue;
         union {
             struct cmsghdr align;
-            char space[CMSG_SPACE(sizeof(int))];
+            char space[CMSG_SPACE(FD_COUNT * sizeof(int))];
         } control;
         struct iovec io = {.iov_base = (uint8_t *)out + got, .iov_len = sizeof(*out) - got};
         struct msghdr message = {.msg_iov = &io,
@@ -380,11 +390,7 @@ static tdm_status host_read_note(tdm__host *host, int fd, note_step step, note *
                             "rank %d closed the connection for this host's shared memory: it has "
                             "exited or failed, or another process connected as this rank",
                             host->ranks[0]);
-        int came = message_take_fd(&message);
-        if (came >= 0 && out_fd && *out_fd < 0)
-            *out_fd = came;
-        else if (came >= 0)
-            close(came);
+        message_take_fds(&message, fds);
         got += (size_t)read_bytes;
     }
     if (!note_fits(host, out, step))
@@ -412,18 +418,20 @@ tdm_status tdm__host_ask(tdm__host *host, const uint8_t *name, size_t name_bytes
     int fd = -1;
     TDM_TRY(host_connect_lowest(host, name, name_bytes, &fd, err));
     note hello = note_of(host, STEP_HELLO, false), heard = {0};
+    int fds[FD_COUNT] = {-1, -1};
     tdm_status status = TDM_OK;
-    if (!note_send(fd, &hello, -1))
+    if (!note_send(fd, &hello, NULL))
         status = tdm_fail(err, TDM_ERR_PEER_FAILED, "cannot request shared memory from rank %d: %s",
                           host->ranks[0], strerror(errno));
-    if (status == TDM_OK)
-        status = host_read_note(host, fd, STEP_MEMORY, &heard, &host->memory_fd, err);
+    if (status == TDM_OK) status = host_read_note(host, fd, STEP_MEMORY, &heard, fds, err);
+    host->memory_fd = fds[0];
     if (status == TDM_OK) {
         status = host_check_memory(host, heard.bytes, err);
         if (status == TDM_OK) status = tdm__host_map(host, heard.bytes, err);
+        if (status == TDM_OK) status = tdm_shm_attach(fds[1], &host->shm, err);
         if (status == TDM_OK) status = tdm__host_enter(host, err);
         note ready = note_of(host, STEP_READY, status != TDM_OK);
-        if (!note_send(fd, &ready, -1) && status == TDM_OK)
+        if (!note_send(fd, &ready, NULL) && status == TDM_OK)
             status = tdm_fail(err, TDM_ERR_PEER_FAILED,
                               "rank %d exited while shared memory was "
                               "passed on",
@@ -435,6 +443,7 @@ tdm_status tdm__host_ask(tdm__host *host, const uint8_t *name, size_t name_bytes
             err, TDM_ERR_PEER_FAILED,
             "a rank of this host could not map its shared memory: see rank %d's error",
             host->ranks[0]);
+    if (fds[1] >= 0) close(fds[1]); /* tdm_shm_attach has duplicated it */
     close(fd);
     return status;
 }
