@@ -32,4 +32,10 @@
 
 /* ---- parallel, train: recovery, checkpoints -------------------------------------------------------- */
 
+/* Limit for another process to copy the data into shared memory, which takes less than a second for each gigabyte. Then
+ * this process keeps its own copy. */
+#define TDM__TIMING_TRAIN_DATA_COPY_S 10.0
+/* Time between two checks whether that copy is complete: short, because all processes of a node wait for it. */
+#define TDM__TIMING_TRAIN_DATA_COPY_CHECK_S 0.001
+
 #endif

@@ -31,7 +31,7 @@ static tdm_status bucket_finish(tdm_params *store, size_t bucket, tdm_error *err
     store->pending[bucket] = NULL;
     store->pending_count--;
     tdm_status status = tdm_request_wait(request, err);
-    if (store->undo_log && store->pending_count == 0) tdm__undo_gather_end(store->undo_log);
+    if (store->pending_count == 0) tdm__undo_gather_end(store->undo_log);
     if (!store->board) return status;
     if (status == TDM_OK)
         store->board->marks[bucket] = store->published;
@@ -59,8 +59,7 @@ static tdm_status bucket_start(tdm_params *store, size_t bucket, int priority, t
                      .out = store->blocks[TDM_BLOCK_PARAMS].data + what.first,
                      .cuts = store->leader_cuts + bucket * ((size_t)layout->node_count + 1),
                      .priority = priority};
-    if (store->undo_log && store->pending_count == 0)
-        TDM_TRY(tdm__undo_gather_begin(store->undo_log, err));
+    if (store->pending_count == 0) TDM_TRY(tdm__undo_gather_begin(store->undo_log, err));
     TDM_TRY(tdm_call_start(layout->leaders, &call, &store->pending[bucket], err));
     store->pending_count++;
     return TDM_OK;

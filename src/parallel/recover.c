@@ -186,15 +186,8 @@ static tdm_status finisher_do_applies(finisher *f, bool here, tdm_error *err)
 /* Maps the sums of all slots: the gradient of an inconsistent piece must be mapped to roll it back. */
 static tdm_status finisher_map_placed(finisher *f, tdm_error *err)
 {
-    for (int slot = 0; slot < TDM__UNDO_MAX_SLOTS; slot++) {
-        char name[TDM_SHM_NAME_BYTES];
-        void *memory;
-        snprintf(name, sizeof(name), TDM__SUMS_NAME, slot);
-        tdm_status status = tdm_shm_region_find(f->undo_log->shm, name, NULL, &memory, err);
-        if (status == TDM_ERR_NOT_FOUND) continue;
-        TDM_TRY(status);
-        f->placed[slot] = memory;
-    }
+    for (int slot = 0; slot < TDM__UNDO_MAX_SLOTS; slot++)
+        TDM_TRY(tdm__region_find(f->undo_log->memory, "sums", slot, NULL, &f->placed[slot], err));
     return TDM_OK;
 }
 
@@ -391,7 +384,7 @@ tdm_status tdm_params_recover(tdm_params *store, int64_t lane_count, uint32_t li
                               tdm_recovery *out, tdm_error *err)
 {
     *out = (tdm_recovery){.found = false};
-    if (!store->undo_log) return TDM_OK;
+    if (!store->memory.outlives) return TDM_OK;
     tdm__standing *all = calloc((size_t)store->layout->size, sizeof(*all));
     tdm_status status = all ? TDM_OK : tdm_fail_oom(err, "for a recovery");
     if (status == TDM_OK) status = tdm__undo_slot_register(store->undo_log, err);
@@ -428,7 +421,7 @@ static tdm_status params_unset(const tdm_params *store, tdm_error *err)
 
 tdm_status tdm_params_unset(tdm_params *store, tdm_error *err)
 {
-    if (!store->undo_log) return TDM_OK;
+    if (!store->memory.outlives) return TDM_OK;
     return tdm__params_agree(store, store->leads ? params_unset(store, err) : TDM_OK, err);
 }
 
@@ -445,6 +438,6 @@ static tdm_status params_set(tdm_params *store, uint64_t step, tdm_error *err)
 
 tdm_status tdm_params_set(tdm_params *store, uint64_t step, tdm_error *err)
 {
-    if (!store->undo_log) return TDM_OK;
+    if (!store->memory.outlives) return TDM_OK;
     return tdm__params_agree(store, store->leads ? params_set(store, step, err) : TDM_OK, err);
 }

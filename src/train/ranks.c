@@ -172,11 +172,12 @@ tdm_status tdm__same_settings(tdm_comm *comm, const tdm_job *job, bool resumes, 
     return status;
 }
 
-bool tdm__leads_node(tdm_comm *comm)
+bool tdm__shares_node(tdm_comm *comm)
 {
-    for (int i = 0; i < tdm__rank_of(comm); i++)
-        if (tdm_comm_node_of(comm, i) == tdm_comm_node_of(comm, tdm_comm_rank(comm))) return false;
-    return true;
+    int rank = tdm__rank_of(comm);
+    for (int i = 0; i < tdm__size_of(comm); i++)
+        if (i != rank && tdm_comm_node_of(comm, i) == tdm_comm_node_of(comm, rank)) return true;
+    return false;
 }
 
 tdm_status tdm__host_names(tdm_comm *comm, tdm__host_name *out, tdm_error *err)

@@ -37,7 +37,7 @@ struct tdm__saver {
     int writer_count;         /* number of writers */
     int writer_index;         /* of this rank; -1: it does not write */
     tdm__saver_board *board;  /* NULL: this rank does not write */
-    bool own_board;           /* private memory */
+    tdm_shm *board_shm;       /* the segment of the board; NULL: private memory */
     tdm__saver_job *job;      /* in progress; NULL: none */
     tdm__snapshot_pool *pool; /* memory for copies */
     bool own_pool;            /* created by the saver */
@@ -116,6 +116,26 @@ static tdm_status saver_prepare_pool(tdm__saver *s, tdm_error *err)
     return TDM_OK;
 }
 
+/* The writers share the board: a region that the first of them creates. */
+static tdm_status saver_make_board(tdm__saver *s, tdm_error *err)
+{
+    char name[TDM_SHM_NAME_BYTES];
+    void *memory = NULL;
+    size_t bytes = sizeof(tdm__saver_board) + s->chunk_count * TDM_SHA256_HEX;
+    if (s->writer_count == 1 && s->writer_index == 0) {
+        s->board = calloc(1, bytes);
+        return s->board ? TDM_OK : tdm_fail_oom(err, "in training");
+    }
+    if (s->writer_index < 0) return TDM_OK;
+    tdm_shm *shm = tdm_comm_shm(s->comm, err);
+    if (!shm) return TDM_ERR_NO_MEMORY;
+    snprintf(name, sizeof(name), "saver-board-%u", (unsigned)tdm_comm_shm_scope(s->comm));
+    TDM_TRY(tdm_shm_region_take(shm, name, bytes, NULL, &memory, err));
+    s->board = memory;
+    s->board_shm = shm;
+    return TDM_OK;
+}
+
 static tdm_status saver_prepare(tdm__saver *s, tdm_error *err)
 {
     tdm__state *state = s->state;
@@ -128,32 +148,7 @@ static tdm_status saver_prepare(tdm__saver *s, tdm_error *err)
                              &s->chunk_count, err));
     for (size_t i = 0; i < s->chunk_count; i++) s->bytes += s->chunks[i].bytes;
     TDM_TRY(saver_prepare_pool(s, err));
-    if (s->writer_index != 0) return TDM_OK;
-    size_t bytes = sizeof(tdm__saver_board) + s->chunk_count * TDM_SHA256_HEX;
-    if (s->writer_count > 1) {
-        void *memory = NULL;
-        TDM_TRY(tdm_comm_shared(s->comm, bytes, &memory, err));
-        s->board = memory; /* freed with the comm: other ranks may use it until then */
-        return TDM_OK;
-    }
-    s->board = calloc(1, bytes);
-    s->own_board = true;
-    return s->board ? TDM_OK : tdm_fail_oom(err, "in training");
-}
-
-/* Distributes the address of the board to the other writers. Collective. */
-static tdm_status saver_share_board(tdm__saver *s, tdm_error *err)
-{
-    if (s->writer_count == 1) return TDM_OK;
-    uint64_t place = s->rank == 0 ? tdm_comm_shared_place(s->comm, s->board) : 0;
-    TDM_TRY(
-        tdm_group_broadcast(tdm_comm_world(s->comm), &place, sizeof(place), TDM_DTYPE_U8, 0, err));
-    if (s->rank != 0 && s->writer_index >= 0) s->board = tdm_comm_shared_at(s->comm, place);
-    bool found = s->board || s->writer_index < 0;
-    tdm_status status = found ? TDM_OK
-                              : tdm_fail(err, TDM_ERR_INTERNAL,
-                                         "the shared memory of rank 0 was not found");
-    return tdm__agree(s->comm, status, NULL, err);
+    return saver_make_board(s, err);
 }
 
 tdm_status tdm__saver_create(const tdm__saver_options *options, tdm__saver **out, tdm_error *err)
@@ -171,7 +166,6 @@ tdm_status tdm__saver_create(const tdm__saver_options *options, tdm__saver **out
         status = saver_prepare(s, err);
     }
     status = tdm__agree(comm, status, NULL, err);
-    if (status == TDM_OK && s) status = saver_share_board(s, err);
     if (status != TDM_OK) {
         tdm__saver_destroy(s);
         return status;
@@ -184,7 +178,10 @@ void tdm__saver_destroy(tdm__saver *saver)
 {
     if (!saver) return;
     tdm__saver_abandon(saver);
-    if (saver->own_board) free(saver->board);
+    if (saver->board_shm)
+        tdm_shm_region_release(saver->board_shm, saver->board);
+    else
+        free(saver->board);
     if (saver->own_pool) tdm__snapshot_pool_destroy(saver->pool);
     tdm_arena_destroy(saver->arena);
     free(saver);

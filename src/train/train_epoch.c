@@ -552,7 +552,9 @@ static tdm_status trainer_prepare(tdm__trainer *t, tdm_error *err)
 {
     TDM_TRY(tdm__begin_alone(t, err));
     TDM_TRY(tdm__train_schedule_init(t->job, &t->schedule, err));
-    tdm__data_keep(&t->schedule.data, t->options->shm);
+    tdm_shm *shm = t->options->shm;
+    if (!shm && tdm__shares_node(t->comm)) shm = tdm_comm_shm(t->comm, NULL);
+    if (shm) tdm__data_share(&t->schedule.data, t->schedule.data_hash, shm);
     tdm__note_data(t);
     if (t->options->member) TDM_TRY(trainer_prepare_for_epochs(t, err));
     TDM_TRY(tdm__state_prepare(&t->schedule.model, TDM__STATE_FOR_TRAINING, &t->state, err));
@@ -575,7 +577,6 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
     tdm__home home = {t->options->shm, m ? m->slot : 0, t->epoch};
     TDM_TRY(tdm__same_settings(t->comm, t->job, resume != NULL, err));
     TDM_TRY(tdm__train_schedule_compare(&t->schedule, t->comm, err));
-    if (!t->options->shm) TDM_TRY(tdm__data_share(&t->schedule.data, t->comm, err));
     TDM_TRY(tdm__same_numerics(t->comm, t->job, err));
     TDM_TRY(tdm__share_cpus(t->comm, t->job, t->epoch == 1, &t->schedule.model.threads, err));
     /* New members check their memory; all ranks take part in the result. */

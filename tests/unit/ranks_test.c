@@ -71,7 +71,7 @@ static void one_agrees_with_itself(void)
     CHECK_INT(requests, 5);
     CHECK_INT(tdm__agree(NULL, tdm_fail(&err, TDM_ERR_IO, "gone"), NULL, &err), TDM_ERR_IO);
     CHECK_TEXT(err.message, "gone");
-    CHECK(tdm__leads_node(NULL));
+    CHECK(!tdm__shares_node(NULL));
     CHECK_INT(tdm__size_of(NULL), 1);
     CHECK_INT(tdm__rank_of(NULL), 0);
     scene s = {.failing = 1};
