@@ -31,6 +31,12 @@ uint32_t tdm_comm_shm_scope(tdm_comm *comm);
 uint64_t tdm_comm_shared_place(const tdm_comm *comm, const void *memory);
 void *tdm_comm_shared_at(const tdm_comm *comm, uint64_t place);
 
+/* Ends a phase that each rank executed alone: all ranks get TDM_OK, or the error of the lowest rank that failed.
+ * `flags` (may be NULL), up to eight bits, are or-ed over the ranks. A status of the peer group is returned
+ * unchanged, because it comes from the world itself: all ranks have it or will get it. NULL: one rank, which agrees
+ * with itself. Collective. */
+tdm_status tdm_comm_agree(tdm_comm *comm, tdm_status status, unsigned *flags, tdm_error *err);
+
 /* ---- groups ----------------------------------------------------------------------------------- */
 
 /* TDM_OK, or the error with which every call on this group fails. */

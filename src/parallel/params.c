@@ -24,34 +24,6 @@
 
 enum { MAX_PATH = 4096 };
 
-/* ---- agreement ------------------------------------------------------------------------------- */
-
-tdm_status tdm__params_agree(const tdm_params *store, tdm_status status, tdm_error *err)
-{
-    const tdm__layout *layout = store->layout;
-    if (!layout->world) return status;
-    tdm_error broken = {0}, first = {0};
-    int64_t failed = status == TDM_OK ? layout->size : layout->place;
-    tdm_status agreed = tdm_group_all_reduce(layout->world, NULL, &failed, 1, TDM_DTYPE_I64,
-                                             TDM_REDUCE_MIN, &broken);
-    if (agreed == TDM_OK && failed == layout->size) return TDM_OK;
-    if (agreed == TDM_OK) { /* get the reason from the first rank that failed */
-        if (failed == layout->place) first = (tdm_error){.status = status};
-        if (failed == layout->place && err) first = *err;
-        agreed = tdm_group_broadcast(layout->world, &first, sizeof(first), TDM_DTYPE_U8,
-                                     (int)failed, &broken);
-        /* No rank may leave, which breaks the world, before all have received the reason. */
-        if (agreed == TDM_OK) (void)tdm_group_barrier(layout->world, &(tdm_error){0});
-    }
-    if (status != TDM_OK) return status; /* this rank's own reason is more informative */
-    if (agreed != TDM_OK) {
-        if (err) *err = broken;
-        return agreed;
-    }
-    first.message[sizeof(first.message) - 1] = '\0';
-    return tdm_fail(err, first.status, "rank %d: %s", layout->rank_of_place[failed], first.message);
-}
-
 /* Keeps the first error of several steps that are all executed, because other ranks wait in them as well. */
 static tdm_status error_keep_first(tdm_status first, tdm_status next, const tdm_error *why,
                                    tdm_error *err)
@@ -303,7 +275,7 @@ static tdm_status params_build(tdm_params *store, const tdm_params_options *opti
 
     tdm_status status = params_make_tables(store, options->graph, err);
     status = error_keep_first(status, params_make_memory(store, options, &why), &why, err);
-    TDM_TRY(tdm__params_agree(store, status, err));
+    TDM_TRY(tdm_comm_agree(layout->comm, status, NULL, err));
 
     for (int i = 0; i < TDM__MAX_BLOCKS && !store->memory.outlives; i++) {
         const tdm__block *block = &store->blocks[i];

@@ -56,8 +56,6 @@ struct tdm_params {
     const tdm_graph *graph;
 };
 
-/* Each rank passes its status; if any failed, all fail, with the error of the first that failed. */
-tdm_status tdm__params_agree(const tdm_params *store, tdm_status status, tdm_error *err);
 /* Whether a bucket of the parameters is up to date in this node's memory; does not wait long. */
 tdm_status tdm__params_is_ready(tdm_params *store, size_t bucket, bool *out, tdm_error *err);
 /* Waits until a bucket is up to date. */

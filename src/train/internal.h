@@ -3,6 +3,7 @@
 #define TANDEM_TRAIN_INTERNAL_H
 
 #include "checkpoint/checkpoint.h"
+#include "comm/comm.h"
 #include "optim/optim.h"
 #include "parallel/parallel.h"
 
@@ -235,12 +236,6 @@ void tdm__warn_of_numerics(const char *path, const char *there, const tdm_job *j
 /* 0 and 1 without a comm. */
 int tdm__rank_of(tdm_comm *comm);
 int tdm__size_of(tdm_comm *comm);
-/* Whether a status describes the world and not an operation of this rank. */
-bool tdm__is_peer_status(tdm_status status);
-/* Ends a phase that each rank executed alone: all ranks get TDM_OK, or the error of the lowest rank
- * that failed. `requests` (may be NULL), up to eight bits, are or-ed over the ranks. Collective; a
- * status of the peer group is returned unchanged. */
-tdm_status tdm__agree(tdm_comm *comm, tdm_status status, unsigned *requests, tdm_error *err);
 /* This rank failed where others may wait for it: aborts their calls with this error's message. */
 void tdm__call_off(tdm_comm *comm, const tdm_error *err);
 /* Compares texts of `bytes` bytes, zero-padded. *differs: the lowest rank whose text is not empty and not that of

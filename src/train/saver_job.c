@@ -13,7 +13,6 @@
  */
 #include "train/saver_job.h"
 #include "base/base.h"
-#include "comm/comm.h"
 #include "os/os.h"
 #include "os/thread.h"
 

@@ -13,7 +13,6 @@
  */
 #include "base/base.h"
 #include "base/timing.h"
-#include "comm/comm.h"
 #include "data/data.h"
 #include "os/os.h"
 #include "train/internal.h"

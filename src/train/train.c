@@ -155,7 +155,7 @@ static tdm_status nonfinite_stop(tdm__trainer *t, const tdm_step_result *result,
              (unsigned long long)t->position.step + 1, nonfinite_describe(t, result, &bad),
              tdm_str_text(&why), tdm__last_good(t), tdm__bad_number_advice(&bad, t->job));
     tdm_str_release(&why);
-    return tdm__agree(t->comm, TDM_ERR_DIVERGED, NULL, err); /* all ranks end here */
+    return tdm_comm_agree(t->comm, TDM_ERR_DIVERGED, NULL, err); /* all ranks end here */
 }
 
 /* Loss or gradient of the current step are not finite; the step has changed nothing. Fails, or counts it as
@@ -414,7 +414,7 @@ tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
      * would remove it. */
     if (t->leads) (void)tdm_checkpoint_prune(t->run.checkpoint_dir, 0, NULL);
     if (t->leads) status = checkpoint_hash(t->status.checkpoint_path, out->state_hash, err);
-    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    TDM_TRY(tdm_comm_agree(t->comm, status, NULL, err));
     if (!t->comm) return TDM_OK;
     return tdm_group_broadcast(tdm_comm_world(t->comm), out->state_hash, sizeof(out->state_hash),
                                TDM_DTYPE_U8, 0, err);

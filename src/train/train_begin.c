@@ -2,7 +2,7 @@
  * train_begin.c: preparation for training in a world: data, model, team, the run directory, and the state to
  * continue from.
  *
- * Each phase that can fail on one rank alone ends with tdm__agree, so that all ranks fail together, with
+ * Each phase that can fail on one rank alone ends with tdm_comm_agree, so that all ranks fail together, with
  * the message of the lowest rank that failed. Some of this is done once per process. Everything that belongs to a
  * world (parameter store, team, prefetch) is created again for each membership epoch; train_epoch.c calls these
  * functions in order.
@@ -67,7 +67,7 @@ tdm_status tdm__make_team(tdm__trainer *t, tdm_error *err)
     tdm_status status = tdm_team_create(&o, &t->team, err);
     /* Errors in the job occur on all ranks, which end together. */
     if (status == TDM_ERR_JOB_INVALID || status == TDM_ERR_UNSUPPORTED)
-        status = tdm__agree(t->comm, status, NULL, err);
+        status = tdm_comm_agree(t->comm, status, NULL, err);
     TDM_TRY(status);
     TDM_TRY(tdm__watch_init(&t->watch, t->comm, t->team, t->arena, err));
     t->status.lane_count = lanes;
@@ -123,7 +123,7 @@ tdm_status tdm__restore(tdm__trainer *t, const char *path, tdm_error *err)
     tdm__restored *r = &t->resumed;
     tdm_checkpoint *checkpoint = NULL;
     tdm_status status = t->leads ? checkpoint_open(t, path, r, &checkpoint, err) : TDM_OK;
-    status = tdm__agree(t->comm, status, NULL, err);
+    status = tdm_comm_agree(t->comm, status, NULL, err);
     if (status == TDM_OK) status = tdm__state_restore(&t->state, checkpoint, false, err);
     tdm_checkpoint_destroy(checkpoint);
     TDM_TRY(status);
@@ -168,7 +168,7 @@ static tdm_status run_follow(tdm__trainer *t, const char *path, tdm_error *err)
 tdm_status tdm__open_run(tdm__trainer *t, const char *path, bool joins, tdm_error *err)
 {
     tdm_status status = t->leads ? tdm__lead_run(t, path, joins, err) : TDM_OK;
-    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    TDM_TRY(tdm_comm_agree(t->comm, status, NULL, err));
     if (t->leads) snprintf(t->run_path, sizeof(t->run_path), "%s", t->run.path);
     if (t->comm) {
         TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), t->run_path, sizeof(t->run_path),

@@ -23,7 +23,6 @@
  * visible on disk, and it asks the store for confirmation before that.
  */
 #include "base/base.h"
-#include "comm/comm.h"
 #include "kv/kv.h"
 #include "membership/membership.h"
 #include "nn/nn.h"
@@ -353,7 +352,7 @@ static tdm_status has_checkpoint(tdm__trainer *t, bool *out, tdm_error *err)
         has = status == TDM_OK;
         if (status == TDM_ERR_NOT_FOUND && !t->options->resume) status = TDM_OK;
     }
-    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    TDM_TRY(tdm_comm_agree(t->comm, status, NULL, err));
     if (t->comm)
         TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), &has, 1, TDM_DTYPE_U8, 0, err));
     *out = has != 0;
@@ -480,7 +479,7 @@ static tdm_status run_work_do(tdm__trainer *t, const run_work *what, tdm_error *
                  tdm_clock_s() - retry.first_s);
     tdm_status own = t->leads ? (tdm_status)result.status : TDM_OK;
     if (own != TDM_OK) tdm_fail(err, own, "%s", why.message);
-    return tdm__agree(t->comm, own, NULL, err);
+    return tdm_comm_agree(t->comm, own, NULL, err);
 }
 
 /* The last step that a lost worker of the session is known to have completed. */
@@ -584,7 +583,7 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
                                  : tdm__memory_check(t->job, &t->schedule.data, t->comm,
                                                      tdm_model_threads(&t->schedule.model),
                                                      resume != NULL, err);
-    TDM_TRY(tdm__agree(t->comm, fits, NULL, err));
+    TDM_TRY(tdm_comm_agree(t->comm, fits, NULL, err));
 
     TDM_TRY(tdm__state_enter(&t->state, t->job, t->comm, &home, err));
     tdm_recovery recovery;
@@ -594,14 +593,14 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
     TDM_TRY(tdm__make_predictor(t, err));
     TDM_TRY(tdm__make_saver(t, err));
 
-    TDM_TRY(tdm__agree(t->comm, t->leads ? run_lookup(t, err) : TDM_OK, NULL, err));
+    TDM_TRY(tdm_comm_agree(t->comm, t->leads ? run_lookup(t, err) : TDM_OK, NULL, err));
     bool joins = t->run_path[0] != '\0';
     run_work open = {.work = run_join, .is_begun = joins};
     run_work repair = {.work = run_files_repair};
     TDM_TRY(run_work_do(t, &open, err));
     TDM_TRY(tdm__open_run(t, joins ? t->run_path : resume, joins, err));
     if (t->options->member) tdm__run_share(&t->run);
-    TDM_TRY(tdm__agree(t->comm, t->leads ? run_publish(t, err) : TDM_OK, NULL, err));
+    TDM_TRY(tdm_comm_agree(t->comm, t->leads ? run_publish(t, err) : TDM_OK, NULL, err));
 
     TDM_TRY(state_compare_disk(t, &recovery, err));
     bool from_memory = state_from_memory(t, &recovery);
@@ -709,12 +708,12 @@ static tdm_status train_fixed_world(tdm__trainer *t, tdm_error *err)
     t->status.rank = tdm__rank_of(t->comm);
     t->status.rank_count = tdm__size_of(t->comm);
     t->watch.straggler = -1;
-    TDM_TRY(tdm__agree(t->comm, trainer_prepare(t, err), NULL, err));
+    TDM_TRY(tdm_comm_agree(t->comm, trainer_prepare(t, err), NULL, err));
     TDM_TRY(epoch_begin(t, 0, begin_s, err));
 
     /* A stop that was requested during the preparation counts before the first step. */
     unsigned requests = is_at_end(t) ? 0 : tdm__requests_of(t);
-    TDM_TRY(tdm__agree(t->comm, TDM_OK, &requests, err));
+    TDM_TRY(tdm_comm_agree(t->comm, TDM_OK, &requests, err));
     if (requests & TDM_REQUEST_STOP) {
         t->is_restored = false; /* the summary is that of an interrupted run */
         return run_finish(t, true, err);

@@ -36,7 +36,9 @@ static tdm_status save_may_commit(void *user, tdm_error *err)
     tdm_error why = {.status = TDM_OK};
     tdm_status status = tdm_member_confirm(t->options->member, t->epoch, &why);
     if (status == TDM_OK) return TDM_OK;
-    return tdm_fail(err, tdm__is_peer_status(status) ? status : TDM_ERR_TIMEOUT, "%s", why.message);
+    return tdm_fail(err,
+                    tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER ? status : TDM_ERR_TIMEOUT,
+                    "%s", why.message);
 }
 
 /* Whether the job sets checkpoints before the end. */
@@ -86,7 +88,7 @@ static void save_request_answer(tdm__trainer *t, const tdm__saved *saved)
     if (t->answering == 0 || saved->step != t->answering_step || !t->kv) return;
     uint64_t revision = t->answering;
     t->answering = 0;
-    if (tdm__is_peer_status(saved->status)) return;
+    if (tdm_status_group_of(saved->status) == TDM_STATUS_GROUP_PEER) return;
     t->answered = revision;
     snprintf(reply.path, sizeof(reply.path), "%s", saved->path);
     if (saved->status != TDM_OK)
@@ -215,7 +217,7 @@ tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err)
                       .waits = t->is_ending};
 
     tdm_status status = what.path ? TDM_OK : tdm_fail_oom(err, "in training");
-    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    TDM_TRY(tdm_comm_agree(t->comm, status, NULL, err));
     tdm_os_test_point(&(tdm_test_point){"checkpoint", t->position.step, tdm__rank_of(t->comm), 0});
     if (t->leads) tdm__ledger_sync(&t->ledger);
 

@@ -322,7 +322,7 @@ static void outlive(fixture *f)
     tdm__saver_hold(f->saver); /* nobody waits for the dead */
     while (!(has = tdm__saver_poll(f->saver, &saved)) && tdm_clock_s() < until) usleep(1000);
     CHECK(has);
-    CHECK(tdm__is_peer_status(saved.status));
+    CHECK(tdm_status_group_of(saved.status) == TDM_STATUS_GROUP_PEER);
     CHECK_INT(files_in(f->directory, true), 0);
 }
 
@@ -330,7 +330,7 @@ static void outlive(fixture *f)
 static void give_up(fixture *f, tdm_status status)
 {
     double until = tdm_clock_s() + 60;
-    CHECK(tdm__is_peer_status(status));
+    CHECK(tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER);
     tdm__saver_abandon(f->saver);
     while (files_in(f->directory, true) > 0 && tdm_clock_s() < until) usleep(1000);
     CHECK_INT(files_in(f->directory, true), 0);
