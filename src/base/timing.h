@@ -38,4 +38,14 @@
 /* Time between two checks whether that copy is complete: short, because all processes of a node wait for it. */
 #define TDM__TIMING_TRAIN_DATA_COPY_CHECK_S 0.001
 
+/* Limit for all writers of a checkpoint to copy the state: training waits for it, and a copy takes less than a
+ * second for each gigabyte. */
+#define TDM__TIMING_TRAIN_SAVE_HOLD_S 60.0
+/* Time between two checks whether they have: as short as a sleep can be, because training waits. */
+#define TDM__TIMING_TRAIN_SAVE_HOLD_CHECK_S 20e-6
+/* A checkpoint of which no part was written for this long has failed: a disk can block that long under load. */
+#define TDM__TIMING_TRAIN_SAVE_PROGRESS_S 300.0
+/* Time between two checks of rank 0's thread whether all parts are written. Nothing waits for this thread. */
+#define TDM__TIMING_TRAIN_SAVE_CHECK_S 500e-6
+
 #endif

@@ -220,7 +220,7 @@ static void saver_end_job(tdm__saver *s)
 
 void tdm__saver_hold(tdm__saver *saver)
 {
-    if (!saver->job || !saver->job->copies) return;
+    if (!saver->job || !saver->job->must_hold) return;
     double begin = tdm_clock_s();
     tdm__saver_job_hold(saver->job);
     saver->hold_s += tdm_clock_s() - begin;
@@ -301,7 +301,8 @@ static tdm_status job_prepare_lazy_copy(tdm__saver *s, tdm__saver_job *job, tdm_
         if (now) memcpy(now, piece->bytes, piece->count);
         piece->bytes = now;
     }
-    job->copies = !missing;
+    job->must_hold = !missing;
+    if (!missing) job->phase = TDM__SAVER_COPYING;
     return missing ? tdm_fail_oom(err, "in training") : TDM_OK;
 }
 
@@ -488,8 +489,8 @@ static tdm_status saver_fill_job(tdm__saver *s, tdm__saver_job *job, const openi
     TDM_TRY(tdm_comm_agree(s->comm, how->copies ? TDM_OK : status, &flags, err));
     if (flags & NOT_COPIED) { /* a rank has not enough memory */
         tdm_pages_unmap(&job->copy);
-        job->names = NULL;
-        job->copies = how->copies = false;
+        job->phase = TDM__SAVER_WRITING;
+        job->must_hold = how->copies = false;
         return saver_fill_job(s, job, open, how, bad, err);
     }
 

@@ -489,7 +489,8 @@ static void test_cut_short(void)
     job->writer_count = 2;
     job->writer_index = 1;
     job->rank = 1;
-    job->copies = true;
+    job->phase = TDM__SAVER_COPYING;
+    job->must_hold = true;
     tdm__saver_job_run(job);
     CHECK(tdm__saver_job_ended(job));
     CHECK_INT(board->done, 0);
