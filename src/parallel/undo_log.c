@@ -8,6 +8,7 @@
  */
 #include "parallel/undo_log.h"
 #include "base/base.h"
+#include "base/timing.h"
 #include "os/os.h"
 
 #include <errno.h>
@@ -17,10 +18,6 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#define KILL_S 5.0 /* limit for a killed process to end */
-
-enum { NAP_NS = 200000 };
 
 /* ---- regions --------------------------------------------------------------------------------- */
 
@@ -260,7 +257,7 @@ static bool process_is_in(const int64_t *processes, int count, int process)
 static tdm_status evict_writer(tdm__undo_slot *slot, int index, tdm_error *err)
 {
     int process = atomic_load(&slot->process);
-    double until_s = tdm_clock_s() + KILL_S;
+    double until_s = tdm_clock_s() + TDM__TIMING_PARALLEL_EVICT_S;
     bool same = process > 0 && process_start_time(process) == atomic_load(&slot->started) &&
                 process_start_time(process) != 0;
     if (same)
@@ -277,7 +274,7 @@ static tdm_status evict_writer(tdm__undo_slot *slot, int index, tdm_error *err)
         if (tdm_clock_s() > until_s)
             return tdm_fail(err, TDM_ERR_SYSTEM,
                             "process %d of an earlier epoch was killed but has not ended", process);
-        tdm_clock_sleep(NAP_NS * 1e-9);
+        tdm_clock_sleep(TDM__TIMING_PARALLEL_EVICT_CHECK_S);
     }
     atomic_store(&slot->inside, 0);
     atomic_store(&slot->gathering, 0);

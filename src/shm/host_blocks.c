@@ -10,6 +10,7 @@
  * Blocks start at pages. Large blocks are in a separate area, at multiples of a huge page. A fresh block
  * is zero because its pages were never touched or were punched out since.
  */
+#include "base/timing.h"
 #include "shm/host_inner.h"
 
 #include <tandem/os.h>
@@ -27,7 +28,7 @@
 #define LEAVING (1ull << 63) /* in a record: its pages are being freed */
 #define MAX_PAGES (1ull << 31)
 
-enum { LOCK_S = 10, HUGE_PAGES = 512 };
+enum { HUGE_PAGES = 512 };
 
 /* A record: first page in bits 32 to 62, number of pages in bits 0 to 31. */
 static uint64_t record_first(uint64_t record)
@@ -42,7 +43,7 @@ static uint64_t record_end(uint64_t record)
 
 static tdm_status lock_table(tdm__host *host, tdm_error *err)
 {
-    return tdm__shared_lock_take(&host->segment->lock, &host->owner, LOCK_S,
+    return tdm__shared_lock_take(&host->segment->lock, &host->owner, TDM__TIMING_SHM_LOCK_S,
                                  "the shared memory of this host's ranks", err);
 }
 

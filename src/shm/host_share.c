@@ -12,6 +12,7 @@
  * ranks. Every step has a deadline.
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "os/os.h"
 #include "shm/host_inner.h"
 
@@ -29,10 +30,7 @@
 #include <unistd.h>
 
 #define HELLO_MAGIC 0x6c656874u
-#define JOIN_S 20.0 /* for all ranks to connect, and for an answer */
-#define HELLO_S 3.0 /* for the hello of a new connection */
-
-enum { MAX_STRANGERS = 16, RETRY_NS = 1000000 };
+enum { MAX_STRANGERS = 16 };
 
 /* The message of all four steps, in native byte order because it never leaves the machine. */
 typedef struct note {
@@ -173,7 +171,7 @@ static void guest_on_note(party *p, guest *g)
         g->place = (int)n->place;
         p->seen[g->place] = true;
         g->step = STEP_READY;
-        g->until_s = tdm_clock_s() + JOIN_S;
+        g->until_s = tdm_clock_s() + TDM__TIMING_SHM_JOIN_S;
     } else if (!note_fits(p->host, n, STEP_READY) || n->place != (uint32_t)g->place || n->bad) {
         guest_close(p, g);
     } else {
@@ -212,7 +210,8 @@ static void party_accept(party *p)
         close(fd);
         return;
     }
-    *place = (guest){.fd = fd, .step = STEP_HELLO, .until_s = tdm_clock_s() + HELLO_S};
+    *place = (guest){
+        .fd = fd, .step = STEP_HELLO, .until_s = tdm_clock_s() + TDM__TIMING_SHM_HELLO_S};
 }
 
 /* One iteration: waits for new connections, up to the limit, and for notes of all guests. */
@@ -259,7 +258,7 @@ static tdm_status party_fail_missing(const party *p, tdm_error *err)
         err, TDM_ERR_PEER_TIMEOUT,
         "not all ranks of this host requested its shared memory within %.0f s; missing: "
         "%s",
-        JOIN_S, length ? list : "an answer");
+        TDM__TIMING_SHM_JOIN_S, length ? list : "an answer");
 }
 
 tdm_status tdm__host_hand_out(tdm__host *host, tdm_error *err)
@@ -277,7 +276,7 @@ tdm_status tdm__host_hand_out(tdm__host *host, tdm_error *err)
         goto free_all;
     }
     for (int i = 0; i < capacity; i++) p.guests[i].fd = -1;
-    double until_s = tdm_clock_s() + JOIN_S;
+    double until_s = tdm_clock_s() + TDM__TIMING_SHM_JOIN_S;
     while (p.ready_count < host->count - 1 && p.failed_place < 0 && !p.given_up &&
            tdm_clock_s() < until_s) {
         party_serve(&p, until_s);
@@ -315,11 +314,11 @@ static tdm_status host_connect_lowest(tdm__host *host, const uint8_t *name, size
     if (fd < 0)
         return tdm_fail(err, TDM_ERR_SYSTEM, "cannot create a socket to request shared memory: %s",
                         strerror(errno));
-    double until_s = tdm_clock_s() + JOIN_S;
+    double until_s = tdm_clock_s() + TDM__TIMING_SHM_JOIN_S;
     while (connect(fd, (const struct sockaddr *)&address, length) != 0) {
         bool busy = errno == EAGAIN || errno == EINTR;
         if (busy && tdm_clock_s() < until_s && !tdm__cancellation_is_due(&host->cancellation)) {
-            tdm_clock_sleep(RETRY_NS * 1e-9);
+            tdm_clock_sleep(TDM__TIMING_SHM_CONNECT_RETRY_S);
             continue;
         }
         tdm_status status = tdm_fail(
@@ -361,7 +360,7 @@ static void message_take_fds(struct msghdr *message, int out[FD_COUNT])
 static tdm_status host_read_note(tdm__host *host, int fd, note_step step, note *out,
                                  int fds[FD_COUNT], tdm_error *err)
 {
-    double until_s = tdm_clock_s() + JOIN_S;
+    double until_s = tdm_clock_s() + TDM__TIMING_SHM_JOIN_S;
     size_t got = 0;
     while (got < sizeof(*out)) {
         double left_s = until_s - tdm_clock_s();
@@ -369,7 +368,7 @@ static tdm_status host_read_note(tdm__host *host, int fd, note_step step, note *
             return tdm_fail(
                 err, TDM_ERR_PEER_TIMEOUT,
                 "rank %d did not answer the request for this host's shared memory within %.0f s",
-                host->ranks[0], JOIN_S);
+                host->ranks[0], TDM__TIMING_SHM_JOIN_S);
         if (tdm__cancellation_is_due(&host->cancellation)) return host_wait_cancelled(host, err);
         struct pollfd poller = {.fd = fd, .events = POLLIN};
         left_s = tdm__cancellation_slice(&host->cancellation, left_s);

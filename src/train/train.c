@@ -11,6 +11,7 @@
  * steps, metrics, errors, stop requests) is the same on all ranks, because it comes from a collective call
  * or follows from one. Only rank 0 accesses the run directory and logs on behalf of all ranks.
  */
+#include "base/timing.h"
 #include "data/data.h"
 #include "eval/eval.h"
 #include "membership/membership.h"
@@ -22,9 +23,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Launchers signal the ranks one after another: signals this close together are one request. */
-#define SAME_REQUEST_S 1.0
 
 enum { SKIPS_EXPLAINED = 3 }; /* per run; a replay costs at least as much as a step */
 
@@ -218,7 +216,8 @@ static bool is_save_requested(tdm__trainer *t)
 {
     const tdm_train_options *o = t->options;
     bool is_told = o->should_save && o->should_save(o->user);
-    bool is_same = t->requests.begun_s > 0 && tdm_clock_s() - t->requests.begun_s < SAME_REQUEST_S;
+    bool is_same = t->requests.begun_s > 0 &&
+                   tdm_clock_s() - t->requests.begun_s < TDM__TIMING_TRAIN_SAME_REQUEST_S;
     if (is_told && !is_same) t->requests.is_pending = true;
     uint64_t asked = t->leads && o->member ? tdm_member_save_request(o->member) : 0;
     bool is_asked = asked > t->requests.answered && asked != t->requests.serving;

@@ -23,6 +23,7 @@
  * visible on disk, and it asks the store for confirmation before that.
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "kv/kv.h"
 #include "membership/membership.h"
 #include "nn/nn.h"
@@ -32,8 +33,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define JOIN_S 30.0 /* limit for all members of an epoch to connect to its endpoint */
 
 enum { MIN_DEADLINE_S = 30, DEADLINE_STEPS = 20 };
 
@@ -178,8 +177,8 @@ static tdm_status world_open(tdm__trainer *t, const tdm_epoch *epoch, tdm_error 
     else
         endpoint_name(address && *address ? address : "127.0.0.1", endpoint);
     if (epoch->rank > 0)
-        TDM_TRY(
-            tdm_member_lookup_endpoint(t->options->member, epoch->number, JOIN_S, endpoint, err));
+        TDM_TRY(tdm_member_lookup_endpoint(t->options->member, epoch->number,
+                                           TDM__TIMING_TRAIN_WORLD_JOIN_S, endpoint, err));
 
     tdm_comm_options o = {.rendezvous = endpoint,
                           .job = t->schedule.job_hash,
@@ -188,7 +187,7 @@ static tdm_status world_open(tdm__trainer *t, const tdm_epoch *epoch, tdm_error 
                           .size = epoch->size,
                           .epoch = epoch->number,
                           .deadline_s = deadline_of(t),
-                          .join_s = JOIN_S,
+                          .join_s = TDM__TIMING_TRAIN_WORLD_JOIN_S,
                           .host = epoch->members[epoch->rank].host,
                           .should_give_up = should_give_up,
                           .on_listen = endpoint_publish,

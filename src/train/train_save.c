@@ -9,6 +9,7 @@
  * worker makes nothing visible.
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "cluster/cluster.h"
 #include "membership/membership.h"
 #include "os/os.h"
@@ -20,8 +21,6 @@
 #include <time.h>
 
 #define STOP_SHARE 0.8 /* part of elastic.grace for retries after a stop request */
-
-enum { SLICE_NS = 100000000 };
 
 const char *tdm__last_good(const tdm__trainer *t)
 {
@@ -282,7 +281,7 @@ static double retry_budget_s(const tdm__trainer *t)
 static tdm__retry_choice retry_choose(const tdm__trainer *t, const tdm__retry *retry)
 {
     tdm__retry_choice choice = tdm__retry_choose(retry, retry_budget_s(t), tdm_clock_s());
-    if (choice == TDM__RETRY_WAIT) tdm_clock_sleep(SLICE_NS * 1e-9);
+    if (choice == TDM__RETRY_WAIT) tdm_clock_sleep(TDM__TIMING_TRAIN_RETRY_CHECK_S);
     return choice;
 }
 
