@@ -25,12 +25,6 @@ tdm_shm *tdm_comm_shm(tdm_comm *comm, tdm_error *err);
 /* A number for the names of regions, which no earlier use of the segment has. Collective: all ranks get the same. */
 uint32_t tdm_comm_shm_scope(tdm_comm *comm);
 
-/* Converts a pointer into shared memory to an offset that is valid on all ranks of the node,
- * although their addresses differ, and back. UINT64_MAX: not shared memory; NULL: not a valid
- * offset. */
-uint64_t tdm_comm_shared_place(const tdm_comm *comm, const void *memory);
-void *tdm_comm_shared_at(const tdm_comm *comm, uint64_t place);
-
 /* Ends a phase that each rank executed alone: all ranks get TDM_OK, or the error of the lowest rank that failed.
  * `flags` (may be NULL), up to eight bits, are or-ed over the ranks. A status of the peer group is returned
  * unchanged, because it comes from the world itself: all ranks have it or will get it. NULL: one rank, which agrees

@@ -193,10 +193,3 @@ uint64_t tdm__host_offset(const tdm__host *host, const void *memory, size_t byte
         return UINT64_MAX;
     return at - base;
 }
-
-bool tdm__host_is_taken(const tdm__host *host, uint64_t offset)
-{
-    uint32_t high = atomic_load_explicit(&host->segment->record_high, memory_order_relaxed);
-    if (high > TDM__MAX_HOST_BLOCKS) high = TDM__MAX_HOST_BLOCKS;
-    return offset < host->at.end && !table_is_free(host, high, offset / TDM__HOST_PAGE, 1);
-}
