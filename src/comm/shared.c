@@ -42,7 +42,7 @@ tdm_status tdm_comm_shared(tdm_comm *comm, size_t bytes, void **out, tdm_error *
     return TDM_OK;
 }
 
-static void give_back(tdm_comm *comm, tdm__shared *shared)
+static void shared_release(tdm_comm *comm, tdm__shared *shared)
 {
     if (shared->offset == UINT64_MAX)
         tdm_pages_unmap(&shared->pages);
@@ -59,7 +59,7 @@ void tdm_comm_shared_free(tdm_comm *comm, void *memory)
     tdm__shared *found = *link;
     if (found) *link = found->next;
     tdm__comm_unlock(comm);
-    if (found) give_back(comm, found);
+    if (found) shared_release(comm, found);
 }
 
 tdm_shm *tdm_comm_shm(tdm_comm *comm, tdm_error *err)
@@ -79,6 +79,6 @@ void tdm__shared_free_all(tdm_comm *comm)
     while (comm->shared) {
         tdm__shared *shared = comm->shared;
         comm->shared = shared->next;
-        give_back(comm, shared);
+        shared_release(comm, shared);
     }
 }

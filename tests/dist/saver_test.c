@@ -1,6 +1,6 @@
 /*
  * saver_test.c: checkpoints written while training goes on, in worlds of real processes: the file is that
- * of a single process, byte for byte, whoever writes which part; the state may change as soon as begin has
+ * of a single process, byte for byte, for any writer of each part; the state may change as soon as begin has
  * returned; disks that fail, gates that say no, ranks that cannot see the directory, ranks that die in the
  * middle, and saves that are called off leave nothing behind but the last good file.
  *
@@ -223,8 +223,8 @@ static int files_in(const char *directory, bool with_hidden)
     return found;
 }
 
-/* A rank that cannot join leaves its part to rank 0, which then copies for it, too: it may train on as
- * soon as the others may, and nothing of that gets into the file. */
+/* A rank that cannot join leaves its part to rank 0, which copies that part as well. The rank continues training
+ * as soon as the others do, and nothing that it changes then gets into the file. */
 static void leave_part_to_rank_0(fixture *f, const char *expected)
 {
     int rank = tdm__rank_of(f->comm), size = tdm__size_of(f->comm);
@@ -242,7 +242,7 @@ static void leave_part_to_rank_0(fixture *f, const char *expected)
     fill_blocks(&f->state, 0.5f);
 }
 
-/* What can go wrong without anybody's death: each time all ranks go on. */
+/* Failures in which no rank dies: after each of them all ranks continue. */
 static void task_trouble(tdm_comm *comm, way how)
 {
     fixture f;
@@ -388,7 +388,7 @@ static void remove_directory(void)
     CHECK_INT(system(command), 0);
 }
 
-/* A world in a directory of its own. */
+/* A world with a separate directory. */
 static const char *in_world(const char *task, way how, const char *hosts, int zero)
 {
     static char path[MAX_PATH];
@@ -466,8 +466,8 @@ static void test_death(void)
     in_world("death", LAZY, "aa", 0);
 }
 
-/* Somebody fails before the copy is made: the state may be gone by then, and is not looked at any more. The
- * memory that stands for it ends whoever reads it. */
+/* A writer fails before the copy is made: the state may be freed by then, so it must not be read any more. Here its
+ * memory is not readable: an access would end the test. */
 static void test_cut_short(void)
 {
     enum { PIECES = 3, BYTES = 4096 };

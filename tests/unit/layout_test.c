@@ -237,7 +237,7 @@ static void test_a_feed_runs_a_plan(void)
     model_free(&m);
 }
 
-/* The offloaded state lies in a file without a name, and keeps its numbers when it is let go. */
+/* The offloaded state is in a file without a name, and keeps its numbers when its pages are dropped. */
 static void test_offload(void)
 {
     model m;
@@ -272,7 +272,8 @@ static void test_offload(void)
     }
     CHECK(max < before + (uint64_t)3 * WINDOW * CELL * sizeof(float));
     size_t trained = tdm_graph_grad_extent(m.graph);
-    for (size_t i = trained; i < n; i++) ema[i] *= 2; /* what lies behind is in no cell */
+    for (size_t i = trained; i < n; i++)
+        ema[i] *= 2; /* elements behind the trained ones are in no cell */
     float *want = malloc(n * sizeof(*want)), *got = malloc(n * sizeof(*got));
     fill(want, n, 0.25f);
     for (size_t i = 0; i < n; i++) want[i] *= 2;
@@ -289,7 +290,7 @@ static void test_offload(void)
 
 /* ---- schedules ------------------------------------------------------------------------------- */
 
-/* Random phases: buckets that are there together must have slots of their own. */
+/* Random phases: buckets that are there together must have different slots. */
 static void test_slots_never_clash(void)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 5, .stream = TDM_RNG_STREAM_USER});
@@ -319,7 +320,7 @@ static void test_slots_never_clash(void)
     }
 }
 
-/* A chain of layers, each in buckets of its own, needs as much memory for 40 layers as for 10. */
+/* A chain of layers, each in separate buckets, needs as much memory for 40 layers as for 10. */
 static void test_slots_do_not_grow_with_depth(void)
 {
     size_t first[41], bucket[80], slot_of[80];

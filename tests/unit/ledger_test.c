@@ -116,7 +116,7 @@ static void going_back_drops_later_lines(void)
     CHECK_INT(r.left_over_steps, 3);
 }
 
-/* Whoever takes over puts the last step's line once more: it counts once, whoever wrote it. */
+/* The rank that takes over writes the last step's line again: the two lines count once. */
 static void the_last_line_may_come_twice(void)
 {
     put_steps(0, 1, 6);
@@ -391,7 +391,7 @@ static void a_sync_that_fails_leaves_no_gap(void)
     tdm_log_remove_sink(on_log, &warnings);
     CHECK(ledger.complete);
     CHECK_INT(warnings, 1);
-    CHECK_INT(ledger.waiting_count, 0); /* the last line is synced, too */
+    CHECK_INT(ledger.waiting_count, 0); /* the last line is synced as well */
     tdm__ledger_close(&ledger);
     close(ends[0]);
     close(ends[1]);

@@ -1,8 +1,8 @@
 /*
- * memory_test.c: the estimate of what a job needs is held against what a real training takes.
+ * memory_test.c: compares the estimate of a job's memory with the memory of a real training run.
  *
- * A training runs in a process of its own, which tells how far its resident memory rose between the
- * loading of the data and the end. The parts of an estimate are held against sizes worked out here.
+ * The run is a separate process, which reports how far its resident memory rose between the
+ * loading of the data and the end. The parts of an estimate are compared with sizes computed here.
  */
 #include "base/base.h"
 #include "check.h"
@@ -177,7 +177,7 @@ static void test_stages(void)
     CHECK_INT(here.stages[0].gradient_bytes, 2 * block); /* of each of its two lanes */
     CHECK_INT(here.host_workers, 4);
     CHECK_INT(here.total_bytes, 4 * here.stages[0].total_bytes);
-    /* On hosts of their own each stage takes less than the one before. */
+    /* On separate hosts each stage takes less than the one before. */
     CHECK_INT(apart.stages[0].parameter_bytes, block + buffers);
     CHECK_INT(apart.stages[0].optimiser_bytes, 2 * block);
     CHECK_INT(apart.stages[1].optimiser_bytes, 2 * ((block + 3) / 4));
@@ -230,7 +230,7 @@ static void test_offloaded_state_is_no_memory(void)
 static void test_parts(void)
 {
     static const char *const sets[] = {"optim.kind=adamw", "optim.ema=0.9",
-                                       "compute.threads=1", /* each has scratch of its own */
+                                       "compute.threads=1", /* each thread has scratch memory */
                                        NULL};
     tdm_job_document *document = load(sets);
     const tdm_job *job = tdm_job_document_job(document);

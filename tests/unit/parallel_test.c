@@ -206,7 +206,7 @@ static int64_t batch_of(uint64_t step)
     return step % 3 == 2 ? LAST_BATCH : FULL_BATCH;
 }
 
-/* The gradient and loss of one lane, by a plan of its own. */
+/* The gradient and loss of one lane, by a separate plan. */
 static double lane_alone(const team_bench *b, int64_t batch, tdm_slice rows, float *grads)
 {
     tdm_model_options m = team_bench_model(b);
@@ -556,8 +556,8 @@ static double ratio_since(const tdm_team *team, double before[2])
     return taken[1] / taken[0];
 }
 
-/* Rank 1 is slow, and lanes stay where they are: it is named, and by what it really takes, however long
- * that goes on. The machine may be busy: what it took is asked of the team. */
+/* Rank 1 is slow, and lanes are not moved: it is reported, with the factor by which it is really slower, for any
+ * number of steps. The machine may be busy, so the test takes the time of each rank from the team. */
 static void be_slow(tdm_comm *comm, void *user)
 {
     enum { SLOW_STEPS = 40, LOOKED_AT = 12 };

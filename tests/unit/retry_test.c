@@ -4,7 +4,7 @@
 #include "check.h"
 #include "train/retry.h"
 
-/* 0.5, 1, 2, 4, 8, 16, and then 30 for ever. */
+/* 0.5, 1, 2, 4, 8, 16, and then always 30. */
 static void pauses_grow_up_to_a_bound(void)
 {
     static const double pauses[] = {0.5, 1, 2, 4, 8, 16, 30, 30};
