@@ -405,7 +405,8 @@ void tdm__saver_job_start(tdm__saver_job *job)
 
 bool tdm__saver_job_ended(tdm__saver_job *job)
 {
-    return job_phase(job) == TDM__SAVER_ENDED;
+    /* Until hold, the job remembers that the copies of other ranks may not be complete. */
+    return job_phase(job) == TDM__SAVER_ENDED && (!job->must_hold || job_is_copied(job));
 }
 
 void tdm__saver_job_join(tdm__saver_job *job)

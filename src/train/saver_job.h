@@ -114,6 +114,8 @@ tdm__saver_job *tdm__saver_job_create(void);
 void tdm__saver_job_run(tdm__saver_job *job);
 /* Executes the job in a new thread; in the calling one if none can be created. */
 void tdm__saver_job_start(tdm__saver_job *job);
+/* Whether the job has ended and need not be held any more: a part can be written before the other writers have copied
+ * theirs. */
 bool tdm__saver_job_ended(tdm__saver_job *job);
 /* Waits until no writer needs the state any more; if that cannot happen, the save fails. */
 void tdm__saver_job_hold(tdm__saver_job *job);

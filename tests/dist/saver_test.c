@@ -500,6 +500,29 @@ static void test_cut_short(void)
     free(board);
 }
 
+/* A rank whose part is written at once must still hold: another writer may not have copied the state. */
+static void test_ended_before_the_copies(void)
+{
+    tdm__saver_board *board = calloc(1, sizeof(*board));
+    tdm__saver_job *job = tdm__saver_job_create();
+    CHECK(board && job);
+    if (!board || !job) return;
+    job->board = board;
+    job->writer_count = 2;
+    job->phase = TDM__SAVER_COPYING;
+    job->must_hold = true;
+    tdm__saver_job_run(job);
+    CHECK_INT(board->copied, 1);
+    CHECK(!tdm__saver_job_ended(job));
+    board->copied = 2;
+    CHECK(tdm__saver_job_ended(job));
+    board->copied = 1;
+    job->must_hold = false; /* as after tdm__saver_hold */
+    CHECK(tdm__saver_job_ended(job));
+    tdm__saver_job_abandon(job);
+    free(board);
+}
+
 /* Memory that was taken beforehand is all there, and the taker's alone: of less than a slice, of some slices
  * and a bit, of more than was prepared, and what another save has given back. */
 static void test_room(void)
@@ -533,9 +556,11 @@ static void test_room(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(make_directory), CHECK_TEST(test_same_bytes), CHECK_TEST(test_poll),
-    CHECK_TEST(test_trouble),   CHECK_TEST(test_abandon),    CHECK_TEST(test_death),
-    CHECK_TEST(test_cut_short), CHECK_TEST(test_room),       CHECK_TEST(remove_directory),
+    CHECK_TEST(make_directory), CHECK_TEST(test_same_bytes),
+    CHECK_TEST(test_poll),      CHECK_TEST(test_trouble),
+    CHECK_TEST(test_abandon),   CHECK_TEST(test_death),
+    CHECK_TEST(test_cut_short), CHECK_TEST(test_ended_before_the_copies),
+    CHECK_TEST(test_room),      CHECK_TEST(remove_directory),
 };
 
 int main(int argc, char **argv)
