@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 /* The name of the segment in /proc/PID/fd. */
-static const char shm_link[] = "/memfd:tandem-vault";
+static const char shm_link[] = "/memfd:" TDM_SHM_SESSION_FILE;
 
 /* Opens the segment of this process; -1: it has none. */
 static int shm_of(int64_t pid)

@@ -216,6 +216,7 @@ void tdm_comm_close(tdm_comm *comm)
         tdm__group_free(group);
     }
     tdm__shared_free_all(comm);
+    tdm_shm_close(comm->own_shm);
 
     if (comm->transport) {
         if (hurries && comm->transport->ops->hurry) comm->transport->ops->hurry(comm->transport);

@@ -8,6 +8,7 @@
 #define TANDEM_COMM_COMM_H
 
 #include "boot/peer_loss.h"
+#include "os/os.h"
 
 #include <tandem/comm.h>
 
@@ -22,11 +23,17 @@ double tdm_comm_deadline_s(const tdm_comm *comm);
 /* Describes the loss of a rank that is TDM_PEER_LOST; returns false for other ranks. */
 bool tdm_comm_peer_loss(tdm_comm *comm, int rank, tdm_peer_loss *out);
 
-/* Converts a pointer into shared memory to an offset that is valid on all ranks of the node,
- * although their addresses differ, and back. UINT64_MAX: not shared memory; NULL: not a valid
- * offset. */
-uint64_t tdm_comm_shared_place(const tdm_comm *comm, const void *memory);
-void *tdm_comm_shared_at(const tdm_comm *comm, uint64_t place);
+/* The segment with the named regions (os/os.h) of the ranks of this node; private if the node has one rank. It is
+ * closed with the comm. NULL, with an error: no memory. */
+tdm_shm *tdm_comm_shm(tdm_comm *comm, tdm_error *err);
+/* A number for the names of regions, which no earlier use of the segment has. Collective: all ranks get the same. */
+uint32_t tdm_comm_shm_scope(tdm_comm *comm);
+
+/* Ends a phase that each rank executed alone: all ranks get TDM_OK, or the error of the lowest rank that failed.
+ * `flags` (may be NULL), up to eight bits, are or-ed over the ranks. A status of the peer group is returned
+ * unchanged, because it comes from the world itself: all ranks have it or will get it. NULL: one rank, which agrees
+ * with itself. Collective. */
+tdm_status tdm_comm_agree(tdm_comm *comm, tdm_status status, unsigned *flags, tdm_error *err);
 
 /* ---- groups ----------------------------------------------------------------------------------- */
 

@@ -100,6 +100,8 @@ struct tdm_comm {
     struct tdm__list_count *list_counts; /* number of groups created, by list of ranks (group.c) */
     tdm_arena *texts;                    /* strings of the options; NULL: not owned */
     struct tdm__shared *shared;          /* allocations of tdm_comm_shared */
+    tdm_shm *own_shm;                    /* without other ranks on this node; NULL: not yet */
+    uint32_t shm_scope;                  /* the last number of tdm_comm_shm_scope */
     struct tdm__matches *matches;        /* unmatched receives and messages (match.c) */
 };
 

@@ -1,10 +1,10 @@
 /*
  * shared.c: memory that all ranks of a host can access (tdm_comm_shared).
  *
- * With neighbours it is a block of the host's shared memory segment; a rank that is alone gets
- * pages of its process. The comm keeps a list of the allocations, and frees them when it is closed.
- * The portable name of an address is its offset in the segment; for a rank that is alone it is the
- * address itself.
+ * tdm_comm_shared returns buffers that collectives read and write in place. On a node with several ranks a buffer is a
+ * block of the memory of their windows (shm/host_blocks.c); a rank that is alone gets pages of its process. The comm
+ * keeps a list of the buffers, and frees them when it is closed. Data structures that ranks share are regions of
+ * tdm_comm_shm.
  */
 #include "base/base.h"
 #include "comm/comm.h"
@@ -42,7 +42,7 @@ tdm_status tdm_comm_shared(tdm_comm *comm, size_t bytes, void **out, tdm_error *
     return TDM_OK;
 }
 
-static void give_back(tdm_comm *comm, tdm__shared *shared)
+static void shared_release(tdm_comm *comm, tdm__shared *shared)
 {
     if (shared->offset == UINT64_MAX)
         tdm_pages_unmap(&shared->pages);
@@ -59,35 +59,19 @@ void tdm_comm_shared_free(tdm_comm *comm, void *memory)
     tdm__shared *found = *link;
     if (found) *link = found->next;
     tdm__comm_unlock(comm);
-    if (found) give_back(comm, found);
+    if (found) shared_release(comm, found);
 }
 
-/* Whether an address is in pages of this process that were allocated here. */
-static bool is_given(const tdm_comm *comm, uintptr_t address)
+tdm_shm *tdm_comm_shm(tdm_comm *comm, tdm_error *err)
 {
-    tdm_comm *locked = (tdm_comm *)(uintptr_t)comm; /* only its lock is modified */
-    tdm__comm_lock(locked);
-    const tdm__shared *shared = comm->shared;
-    while (shared && address - (uintptr_t)shared->pages.data >= shared->pages.bytes)
-        shared = shared->next;
-    tdm__comm_unlock(locked);
-    return shared != NULL;
+    if (comm->host) return tdm__host_shm(comm->host);
+    if (!comm->own_shm && tdm_shm_create_private(&comm->own_shm, err) != TDM_OK) return NULL;
+    return comm->own_shm;
 }
 
-uint64_t tdm_comm_shared_place(const tdm_comm *comm, const void *memory)
+uint32_t tdm_comm_shm_scope(tdm_comm *comm)
 {
-    if (comm->host) {
-        uint64_t place = tdm__host_offset(comm->host, memory, 1);
-        return tdm__host_is_taken(comm->host, place) ? place : UINT64_MAX;
-    }
-    return is_given(comm, (uintptr_t)memory) ? (uint64_t)(uintptr_t)memory : UINT64_MAX;
-}
-
-void *tdm_comm_shared_at(const tdm_comm *comm, uint64_t place)
-{
-    if (comm->host)
-        return tdm__host_is_taken(comm->host, place) ? tdm__host_at(comm->host, place) : NULL;
-    return is_given(comm, (uintptr_t)place) ? (void *)(uintptr_t)place : NULL; // NOLINT
+    return ++comm->shm_scope;
 }
 
 void tdm__shared_free_all(tdm_comm *comm)
@@ -95,6 +79,6 @@ void tdm__shared_free_all(tdm_comm *comm)
     while (comm->shared) {
         tdm__shared *shared = comm->shared;
         comm->shared = shared->next;
-        give_back(comm, shared);
+        shared_release(comm, shared);
     }
 }

@@ -3,6 +3,7 @@
  */
 #include "os/lock.h"
 #include "base/base.h"
+#include "base/timing.h"
 #include "os/os.h"
 
 #include <errno.h>
@@ -10,9 +11,6 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-static const double stopped_s = 1.0; /* a holder may be stopped for this long */
-static const double slice_s = 0.25;  /* between two looks at the holder */
 
 tdm_status tdm__shared_lock_init(tdm__shared_lock *lock, tdm_error *err)
 {
@@ -86,8 +84,9 @@ tdm_status tdm__shared_lock_take(tdm__shared_lock *lock, tdm__lock_owner *owner,
                             "timed out after %g s waiting for the lock of %s (held by process "
                             "%lld)",
                             timeout_s, what, (long long)atomic_load(&lock->holder));
-        if (now_s - began_s > stopped_s) lock_kill_stopped_holder(lock, what);
-        result = lock_wait(&lock->mutex, now_s + slice_s < end_s ? now_s + slice_s : end_s);
+        if (now_s - began_s > TDM__TIMING_OS_STOPPED_HOLDER_S) lock_kill_stopped_holder(lock, what);
+        double next_s = now_s + TDM__TIMING_OS_LOCK_CHECK_S;
+        result = lock_wait(&lock->mutex, next_s < end_s ? next_s : end_s);
     }
     if (result == EOWNERDEAD) result = pthread_mutex_consistent(&lock->mutex);
     if (result != 0)

@@ -108,6 +108,12 @@ tdm_status tdm_file_map_create_parts(const char *path, size_t bytes, const tdm_f
  * until it is removed, which is allowed as soon as all processes have mapped it. */
 tdm_status tdm_file_map_open(const char *path, size_t bytes, tdm_pages *out, tdm_error *err);
 
+/* The name of the file of a session's segment: a new agent finds it in /proc/PID/fd of a worker. */
+#define TDM_SHM_SESSION_FILE "tandem-session"
+/* A segment for the ranks of a node in one world. */
+tdm_status tdm_shm_create_for_node(tdm_shm **out, tdm_error *err);
+/* A segment of this process only: its regions are private pages, and it has no descriptor. */
+tdm_status tdm_shm_create_private(tdm_shm **out, tdm_error *err);
 /* Attaches by a descriptor that was inherited or received through a socket; it is duplicated. */
 tdm_status tdm_shm_attach(int fd, tdm_shm **out, tdm_error *err);
 /* The descriptor, for other processes; it is still owned by `shm`. */
@@ -117,16 +123,17 @@ int tdm_shm_fd(const tdm_shm *shm);
  * has another size. */
 tdm_status tdm_shm_region_take(tdm_shm *shm, const char *name, size_t bytes, bool *is_new,
                                void **out, tdm_error *err);
-/* Maps an existing region of any size; TDM_ERR_NOT_FOUND if it does not exist. */
+/* Takes an existing region of any size; TDM_ERR_NOT_FOUND if it does not exist. */
 tdm_status tdm_shm_region_find(tdm_shm *shm, const char *name, size_t *bytes, void **out,
                                tdm_error *err);
+/* Releases memory that `take` or `find` returned, once for each such call. The last release of the last process
+ * removes the region and returns its memory to the system. NULL is allowed. */
+void tdm_shm_region_release(tdm_shm *shm, const void *memory);
 /* The offset of an address in the segment, which is valid in all processes; UINT64_MAX if the address is
  * not in a region that this process has mapped. */
 uint64_t tdm_shm_offset(const tdm_shm *shm, const void *memory);
 /* The address of an offset; NULL if this process has not mapped its region. */
-void *tdm_shm_at(const tdm_shm *shm, uint64_t place);
-/* Removes the region for all processes and returns its memory to the system. */
-void tdm_shm_region_drop(tdm_shm *shm, const char *name);
+void *tdm_shm_at(const tdm_shm *shm, uint64_t offset);
 
 /* ---- other processes ------------------------------------------------------------------------- */
 

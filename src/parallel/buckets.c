@@ -54,7 +54,6 @@ struct tdm__buckets {
     tdm_overlay overlay;
     int slot_count;
     size_t slot_bytes;
-    tdm_pages sums;
     tdm_pages zeros; /* contribution of a rank without rows to reductions other than the tree */
     size_t *cuts;
     const void **parts;
@@ -237,28 +236,14 @@ static tdm_status buckets_make_entries(tdm_team *team, tdm__buckets *b, tdm_erro
     return buckets_find_urgent(team, b, err);
 }
 
-/* In shared memory, so that other ranks can use the sums if this rank dies. */
-static tdm_status buckets_make_sums(tdm_team *team, tdm__buckets *b, size_t bytes, tdm_error *err)
-{
-    char name[TDM_SHM_NAME_BYTES];
-    void *memory;
-    if (team->undo_log) {
-        snprintf(name, sizeof(name), TDM__SUMS_NAME, team->undo_log->slot);
-        TDM_TRY(tdm_shm_region_take(team->undo_log->shm, name, bytes, NULL, &memory, err));
-        team->summed = memory;
-        return TDM_OK;
-    }
-    TDM_TRY(team->layout->common ? tdm_pages_map(bytes, false, &b->sums, err)
-                                 : tdm_pages_reserve(bytes, &b->sums, err));
-    team->summed = b->sums.data;
-    return TDM_OK;
-}
-
 static tdm_status buckets_make_memory(tdm_team *team, tdm__buckets *b, tdm_error *err)
 {
     size_t bytes = team->block_extent * sizeof(float);
     if (team->job->parallel.zero >= 2) TDM_TRY(buckets_make_overlay(team, b, err));
-    TDM_TRY(buckets_make_sums(team, b, bytes, err));
+    /* In the node's memory, so that other ranks can use the sums if this rank dies. */
+    TDM_TRY(tdm__region_take(team->undo_log->memory, "sums", team->undo_log->slot, bytes,
+                             team->layout->common ? TDM__REGION_FULL : TDM__REGION_SPARSE,
+                             &team->summed, err));
     if (team->job->parallel.reduce != TDM_JOB_REDUCE_TREE)
         TDM_TRY(tdm_pages_map(b->bucket_bytes + 64, false, &b->zeros, err));
     if (team->buffer_count == 0) return TDM_OK;
@@ -289,7 +274,8 @@ void tdm__buckets_destroy(tdm_team *team)
     if (team->grads) tdm_comm_shared_free(team->layout->comm, team->grads);
     team->grads = NULL;
     if (b->has_overlay) tdm_overlay_unmap(&b->overlay);
-    tdm_pages_unmap(&b->sums);
+    tdm__region_release(team->undo_log->memory, team->summed);
+    team->summed = NULL;
     tdm_pages_unmap(&b->zeros);
     if (b->group) tdm_group_destroy(b->group);
     free(b->entries);

@@ -113,7 +113,7 @@ struct tdm_team {
     tdm_team_options options;
     const tdm_job *job;
     const tdm__layout *layout;
-    tdm__undo_log *undo_log; /* of the parameter store; NULL: without shared memory */
+    tdm__undo_log *undo_log; /* of the parameter store */
     int size, place;
     tdm__lane_graph graphs[TDM__MAX_GRAPHS];
     int graph_count;
@@ -137,8 +137,7 @@ struct tdm_team {
     tdm_balance *balance;
     uint8_t *absent; /* by lane: without rows in this step */
     /* Gradients. */
-    tdm_pages grad_pages; /* if they are private */
-    float *grads;         /* buffer_count x block_extent */
+    float *grads; /* buffer_count x block_extent */
     int buffer_count;
     float **free_grads; /* stack of unused buffers */
     int free_count;
@@ -212,8 +211,6 @@ tdm_status tdm__common_parts_load(const tdm__undo_log *undo_log, const tdm__tree
  * and reports. */
 tdm_status tdm__common_meet(tdm_team *team, const tdm__step_report *mine, tdm_error *err);
 
-#define TDM__SUMS_NAME "sums-%d" /* the region with the sums of a slot, block_extent floats */
-
 /* ---- sums by messages (buckets.c) ------------------------------------------------------------- */
 
 tdm_status tdm__buckets_create(tdm_team *team, tdm_error *err);
@@ -248,7 +245,7 @@ tdm_status tdm__update_find_bad(tdm_team *team, size_t *out, tdm_error *err);
 /* All passes of the optimiser over this rank's pieces and statistics. */
 tdm_status tdm__update_run(tdm_team *team, tdm_step_result *result, tdm_error *err);
 
-/* Updates one piece, under an undo record if there is an undo log. */
+/* Updates one piece, under an undo record. */
 void tdm__update_piece(tdm__undo_log *undo_log, tdm_optimiser *optimiser, size_t index,
                        uint64_t step, float *grad, double grad_norm);
 void tdm__apply_piece(tdm__undo_log *undo_log, tdm_optimiser *optimiser, size_t index,

@@ -94,12 +94,12 @@ typedef struct tdm_params_options {
     int zero;
     const char *offload; /* a directory for a file with the states; NULL: in memory */
     size_t bucket_bytes; /* unit of sharding, gathering and reduction; 0: 4 MB */
-    /* Shared memory in which the blocks survive the processes of this node (os.h), and the slot of this
-     * process, unique among living processes. NULL: private memory. Not used with `offload`. */
+    /* The segment in which the blocks survive the processes of this node (os.h), and the slot of this process,
+     * unique among living processes. NULL: memory that ends with the ranks. Not used with `offload`. */
     tdm_shm *shm;
     int slot;
     uint32_t epoch;   /* membership epoch; 0: the comm's */
-    int thread_count; /* for this rank's updates; 0: 1 */
+    int thread_count; /* maximum for this rank's updates; 0: any number */
 } tdm_params_options;
 
 /* All blocks are initially zero. Collective. */

@@ -1,14 +1,13 @@
 /*
  * params.c: the parameter store: creation of the blocks and queries.
  *
- * Blocks of a node with several ranks are allocated by its first rank, the leader, from memory that all of
- * them share (tdm_comm_shared), or from a file that all of them map. Then every rank touches its share
- * first, so that its pages come from the nearest NUMA node. A single rank in its node uses private
- * pages. Blocks that are sharded over all ranks keep their indices: the rank reserves address space for
- * the whole block, and only its share ever gets memory.
+ * Each block is a region of the node's memory (node_memory.h), or a file that the ranks of the node map. In a
+ * region that is new, every rank touches its share first, so that its pages come from the nearest NUMA node. Blocks
+ * that are sharded over all ranks keep their indices: the region reserves address space for the whole block, and
+ * only the shares of the node's ranks get memory.
  *
- * Files for offloaded blocks are unlinked as soon as all ranks have mapped them: however the ranks
- * end, the disk space is freed with the last of them.
+ * A file for an offloaded block is created by the first rank of the node, and unlinked as soon as all its ranks have
+ * mapped it: however the ranks end, the disk space is freed with the last of them.
  *
  * Creation is collective, and so is its failure: at its end all ranks agree on the result.
  */
@@ -23,40 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LEAVE_S 2.0 /* limit for the node's other ranks to stop using the memory */
-/* With an undo log the comm is closed together with the store, and its memory is freed. A stopped rank will not
- * leave before that, and a rank that waited for it would be late for the next epoch. */
-#define LEAVE_EPOCH_S 0.1
-
-enum { NAP_NS = 50000, MAX_PATH = 4096 };
-
-/* ---- agreement ------------------------------------------------------------------------------- */
-
-tdm_status tdm__params_agree(const tdm_params *store, tdm_status status, tdm_error *err)
-{
-    const tdm__layout *layout = store->layout;
-    if (!layout->world) return status;
-    tdm_error broken = {0}, first = {0};
-    int64_t failed = status == TDM_OK ? layout->size : layout->place;
-    tdm_status agreed = tdm_group_all_reduce(layout->world, NULL, &failed, 1, TDM_DTYPE_I64,
-                                             TDM_REDUCE_MIN, &broken);
-    if (agreed == TDM_OK && failed == layout->size) return TDM_OK;
-    if (agreed == TDM_OK) { /* get the reason from the first rank that failed */
-        if (failed == layout->place) first = (tdm_error){.status = status};
-        if (failed == layout->place && err) first = *err;
-        agreed = tdm_group_broadcast(layout->world, &first, sizeof(first), TDM_DTYPE_U8,
-                                     (int)failed, &broken);
-        /* No rank may leave, which breaks the world, before all have received the reason. */
-        if (agreed == TDM_OK) (void)tdm_group_barrier(layout->world, &(tdm_error){0});
-    }
-    if (status != TDM_OK) return status; /* this rank's own reason is more informative */
-    if (agreed != TDM_OK) {
-        if (err) *err = broken;
-        return agreed;
-    }
-    first.message[sizeof(first.message) - 1] = '\0';
-    return tdm_fail(err, first.status, "rank %d: %s", layout->rank_of_place[failed], first.message);
-}
+enum { MAX_PATH = 4096 };
 
 /* Keeps the first error of several steps that are all executed, because other ranks wait in them as well. */
 static tdm_status error_keep_first(tdm_status first, tdm_status next, const tdm_error *why,
@@ -114,102 +80,59 @@ static void block_file_name(const tdm_params *store, const char *dir, int block,
              store->layout->rank_of_place[store->layout->place], block);
 }
 
-/* Location of a block, as the leader of a node broadcasts it. */
-typedef struct block_location {
-    /* UINT64_MAX: the leader failed; an offset in the node's memory, if there is no path */
-    uint64_t place;
-    char path[MAX_PATH];
-} block_location;
-
-static tdm_status block_lead(const tdm_params *store, tdm__block *block, size_t bytes,
-                             block_location *n, tdm_error *err)
+/* A file that all ranks of the node map. A rank that fails does not leave the others waiting. */
+static tdm_status block_make_common_file(const tdm_params *store, tdm__block *block,
+                                         char path[MAX_PATH], tdm_error *err)
 {
-    n->place = UINT64_MAX;
+    tdm_group *node = store->layout->mine;
+    size_t bytes = block_bytes(store);
     tdm_status status = TDM_OK;
-    void *memory = NULL;
-    if (block->in_file) {
-        status = tdm_file_map_create(n->path, bytes, &block->pages, err);
-        if (status == TDM_OK) n->place = 0;
-        memory = block->pages.data;
+    tdm_error why = {0}, later = {0};
+    if (store->leads) status = tdm_file_map_create(path, bytes, &block->pages, &why);
+    if (status != TDM_OK) path[0] = '\0';
+    status = error_keep_first(
+        status, tdm_group_broadcast(node, path, MAX_PATH, TDM_DTYPE_U8, 0, &later), &later, &why);
+    path[MAX_PATH - 1] = '\0';
+    if (status == TDM_OK && !path[0]) /* the leader reports the reason */
+        status = tdm_fail(&why, TDM_ERR_PEER_FAILED,
+                          "rank %d could not create a file for this host: see its message",
+                          tdm_group_world_rank(node, 0));
+    if (status == TDM_OK && !store->leads)
+        status = tdm_file_map_open(path, bytes, &block->pages, &why);
+    status = error_keep_first(status, tdm_group_barrier(node, &later), &later, &why);
+    if (store->leads && path[0]) unlink(path); /* all have mapped it */
+    if (status != TDM_OK && err) *err = why;
+    return status;
+}
+
+static tdm_status block_make_file(const tdm_params *store, tdm__block *block, int index,
+                                  const char *directory, tdm_error *err)
+{
+    char path[MAX_PATH] = "";
+    block_file_name(store, directory, index, path);
+    tdm_status status;
+    if (block->common) {
+        status = block_make_common_file(store, block, path, err);
+    } else if (!block->whole) {
+        status = block_map_file(store, path, &block->pages, err);
     } else {
-        status = tdm_comm_shared(store->layout->comm, bytes, &memory, err);
-        if (status == TDM_OK) n->place = tdm_comm_shared_place(store->layout->comm, memory);
+        status = tdm_file_map_create(path, block_bytes(store), &block->pages, err);
+        if (status == TDM_OK) unlink(path);
     }
-    block->data = memory;
-    tdm_status sent = tdm_group_broadcast(store->layout->mine, n, sizeof(*n), TDM_DTYPE_U8, 0, err);
-    return status == TDM_OK ? sent : status;
+    if (status == TDM_OK) block->data = block->pages.data;
+    return status;
 }
 
-static tdm_status block_follow(const tdm_params *store, tdm__block *block, size_t bytes,
-                               block_location *n, tdm_error *err)
-{
-    TDM_TRY(tdm_group_broadcast(store->layout->mine, n, sizeof(*n), TDM_DTYPE_U8, 0, err));
-    if (n->place == UINT64_MAX) /* the leader reports the reason */
-        return tdm_fail(err, TDM_ERR_PEER_FAILED,
-                        "rank %d could not allocate memory for this host: see its message",
-                        tdm_group_world_rank(store->layout->mine, 0));
-    n->path[sizeof(n->path) - 1] = '\0';
-    if (block->in_file) TDM_TRY(tdm_file_map_open(n->path, bytes, &block->pages, err));
-    block->data = block->in_file ? block->pages.data
-                                 : tdm_comm_shared_at(store->layout->comm, n->place);
-    if (block->data) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_PEER_FAILED, "the shared memory of rank %d is gone",
-                    tdm_group_world_rank(store->layout->mine, 0));
-}
-
-/* Creates a block of a node with several ranks. A rank that fails does not leave the others waiting. */
-static tdm_status block_make_common(const tdm_params *store, tdm__block *block, size_t bytes,
-                                    const char *path, tdm_error *err)
-{
-    block_location n = {0};
-    if (path) snprintf(n.path, sizeof(n.path), "%s", path);
-    tdm_status status = store->leads ? block_lead(store, block, bytes, &n, err)
-                                     : block_follow(store, block, bytes, &n, err);
-    if (!block->in_file) return status;
-    tdm_error met = {0};
-    tdm_status all = tdm_group_barrier(store->layout->mine, &met); /* all have mapped it */
-    if (store->leads && n.place != UINT64_MAX) unlink(n.path);
-    return error_keep_first(status, all, &met, err);
-}
-
-/* In shared memory a block belongs to the node, whichever rank uses a part of it. */
-static tdm_status block_make_shm(tdm_params *store, int index, tdm_error *err)
-{
-    char name[TDM_SHM_NAME_BYTES];
-    void *memory;
-    snprintf(name, sizeof(name), "block-%d", index);
-    TDM_TRY(
-        tdm_shm_region_take(store->undo_log->shm, name, block_bytes(store), NULL, &memory, err));
-    store->blocks[index].data = memory;
-    store->undo_log->blocks[index] = memory;
-    return TDM_OK;
-}
-
-static tdm_status block_make(tdm_params *store, int index, bool shared_out, const char *offload,
+static tdm_status block_make(tdm_params *store, int index, bool sharded, const char *offload,
                              tdm_error *err)
 {
     tdm__block *block = &store->blocks[index];
-    block->whole = !shared_out;
-    if (store->undo_log) return block_make_shm(store, index, err);
-    block->common = !shared_out && store->node_size > 1;
+    block->whole = !sharded;
+    block->common = block->whole && store->node_size > 1;
     block->in_file = offload && index != TDM_BLOCK_PARAMS;
-    char path[MAX_PATH] = "";
-    if (block->in_file) block_file_name(store, offload, index, path);
-    size_t bytes = block_bytes(store);
-    if (block->common)
-        return block_make_common(store, block, bytes, block->in_file ? path : NULL, err);
-    tdm_status status;
-    if (block->in_file && shared_out)
-        status = block_map_file(store, path, &block->pages, err);
-    else if (block->in_file) {
-        status = tdm_file_map_create(path, bytes, &block->pages, err);
-        if (status == TDM_OK) unlink(path);
-    } else if (shared_out)
-        status = tdm_pages_reserve(bytes, &block->pages, err);
-    else
-        status = tdm_pages_map(bytes, false, &block->pages, err);
-    if (status == TDM_OK) block->data = block->pages.data;
-    return status;
+    if (block->in_file) return block_make_file(store, block, index, offload, err);
+    return tdm__region_take(&store->memory, "block", index, block_bytes(store),
+                            sharded ? TDM__REGION_SPARSE : TDM__REGION_FULL, &block->data, err);
 }
 
 /* Writes zeros over zeros, so that the pages are near the rank that updates them. */
@@ -244,26 +167,17 @@ static tdm_status params_make_blocks(tdm_params *store, const tdm_params_options
     tdm_status first = TDM_OK;
     for (int i = 0; i < TDM__MAX_BLOCKS; i++) {
         if (!options_have_block(options, i)) continue;
-        bool shared_out = store->layout->node_count > 1 &&
-                          options->zero >= (i == TDM_BLOCK_PARAMS ? 3 : 1);
+        bool sharded = store->layout->node_count > 1 &&
+                       options->zero >= (i == TDM_BLOCK_PARAMS ? 3 : 1);
         tdm_error why = {0};
-        tdm_status status = block_make(store, i, shared_out, options->offload, &why);
+        tdm_status status = block_make(store, i, sharded, options->offload, &why);
         if (status != TDM_OK) store->blocks[i].data = NULL;
         if (status != TDM_OK && store->blocks[i].in_file)
             status = tdm_error_context(&why, status, "parallel.offload");
+        if (store->undo_log) store->undo_log->blocks[i] = store->blocks[i].data;
         first = error_keep_first(first, status, &why, err); /* continue: other ranks may wait */
     }
     return first;
-}
-
-static tdm_status params_make_board(tdm_params *store, tdm_error *err)
-{
-    tdm__block block = {0};
-    size_t marks = store->layout->bucket_count + (size_t)store->node_size;
-    size_t bytes = sizeof(tdm__exchange_board) + marks * sizeof(uint64_t);
-    tdm_status status = block_make_common(store, &block, bytes, NULL, err);
-    if (status == TDM_OK) store->board = (tdm__exchange_board *)(void *)block.data;
-    return status;
 }
 
 /* ---- creation and destruction ---------------------------------------------------------------- */
@@ -304,25 +218,43 @@ static void params_bind_optimiser(tdm_params *store, tdm_optimiser *optimiser)
 static tdm_status params_make_undo_log(tdm_params *store, const tdm_params_options *options,
                                        tdm_error *err)
 {
+    const tdm__layout *layout = store->layout;
     tdm__undo_log *undo_log = calloc(1, sizeof(*undo_log));
     if (!undo_log) return tdm_fail_oom(err, "for the parameter store");
-    *undo_log = (tdm__undo_log){.shm = options->shm,
-                                .slot = options->slot,
-                                .epoch = options->epoch  ? options->epoch
-                                         : options->comm ? tdm_comm_epoch(options->comm)
-                                                         : 1,
-                                .thread_count = options->thread_count > 0 ? options->thread_count
-                                                                          : 1};
-    store->optimiser = options->optimiser;
-    store->graph = options->graph;
-    tdm_status status = tdm__undo_log_open(
-        undo_log, tdm_optimiser_piece_count(options->optimiser),
-        tdm__statistic_visit(options->graph, (tdm__cells){0, 0}, NULL, NULL), err);
-    if (status == TDM_OK)
-        store->undo_log = undo_log;
-    else
-        free(undo_log);
-    return status;
+    *undo_log = (tdm__undo_log){
+        .memory = &store->memory,
+        .slot = store->memory.outlives ? options->slot
+                                       : layout->place - layout->first_of_node[layout->node],
+        .epoch = options->epoch  ? options->epoch
+                 : options->comm ? tdm_comm_epoch(options->comm)
+                                 : 1,
+        .thread_count = options->thread_count > 0 ? options->thread_count : TDM_MAX_THREADS};
+    store->undo_log = undo_log;
+    return tdm__undo_log_open(undo_log, tdm_optimiser_piece_count(options->optimiser),
+                              tdm__statistic_visit(options->graph, (tdm__cells){0, 0}, NULL, NULL),
+                              err);
+}
+
+/* Takes the regions and makes the files, and continues after an error, because other ranks may wait. */
+static tdm_status params_make_memory(tdm_params *store, const tdm_params_options *options,
+                                     tdm_error *err)
+{
+    tdm_error why = {0};
+    bool survives = options->shm && options->optimiser && !options->offload;
+    tdm_status status = tdm__node_memory_open(survives ? options->shm : NULL, options->comm,
+                                              &store->memory, err);
+    if (options->optimiser)
+        status = error_keep_first(status, params_make_undo_log(store, options, &why), &why, err);
+    status = error_keep_first(status, params_make_blocks(store, options, &why), &why, err);
+    if (store->node_size == 1) return status;
+
+    /* The board is of this world, so it does not survive it. */
+    size_t bytes = sizeof(tdm__exchange_board) + store->layout->bucket_count * sizeof(uint64_t);
+    tdm_status made = tdm__node_memory_open(NULL, options->comm, &store->world_memory, &why);
+    if (made == TDM_OK)
+        made = tdm__region_take(&store->world_memory, "exchange-board", -1, bytes, TDM__REGION_FULL,
+                                &store->board, &why);
+    return error_keep_first(status, made, &why, err);
 }
 
 static tdm_status params_build(tdm_params *store, const tdm_params_options *options, tdm_error *err)
@@ -338,15 +270,14 @@ static tdm_status params_build(tdm_params *store, const tdm_params_options *opti
                        layout->first_of_node[layout->node];
     store->leads = layout->place == layout->first_of_node[layout->node];
 
-    tdm_status status = params_make_tables(store, options->graph, err);
-    if (options->shm && options->optimiser && !options->offload)
-        status = error_keep_first(status, params_make_undo_log(store, options, &why), &why, err);
-    status = error_keep_first(status, params_make_blocks(store, options, &why), &why, err);
-    if (store->node_size > 1)
-        status = error_keep_first(status, params_make_board(store, &why), &why, err);
-    TDM_TRY(tdm__params_agree(store, status, err));
+    store->optimiser = options->optimiser;
+    store->graph = options->graph;
 
-    for (int i = 0; i < TDM__MAX_BLOCKS; i++) {
+    tdm_status status = params_make_tables(store, options->graph, err);
+    status = error_keep_first(status, params_make_memory(store, options, &why), &why, err);
+    TDM_TRY(tdm_comm_agree(layout->comm, status, NULL, err));
+
+    for (int i = 0; i < TDM__MAX_BLOCKS && !store->memory.outlives; i++) {
         const tdm__block *block = &store->blocks[i];
         if (block->data && block->common && !block->in_file) block_touch(store, block);
     }
@@ -370,53 +301,22 @@ tdm_status tdm_params_create(const tdm_params_options *options, tdm_params **out
     return TDM_OK;
 }
 
-static bool peer_has_left(const tdm_params *store, int index)
-{
-    const tdm__layout *layout = store->layout;
-    int rank = layout->rank_of_place[layout->first_of_node[layout->node] + index];
-    return store->board->marks[layout->bucket_count + (size_t)index] != 0 ||
-           tdm_comm_peer_state(layout->comm, rank) != TDM_PEER_WELL;
-}
-
-/* Whether no other rank of the node uses its memory any more; waits a short time for that. */
-static bool peers_have_left(const tdm_params *store)
-{
-    double until_s = tdm_clock_s() + (store->undo_log ? LEAVE_EPOCH_S : LEAVE_S);
-    for (int i = 1; i < store->node_size; i++)
-        while (!peer_has_left(store, i)) {
-            if (tdm_clock_s() > until_s) return false;
-            tdm_clock_sleep(NAP_NS * 1e-9);
-        }
-    return true;
-}
-
-/* Frees the node's memory if no rank uses it any more. Otherwise it is freed with the comm. */
-static void params_leave_common(tdm_params *store)
-{
-    const tdm__layout *layout = store->layout;
-    if (!store->board) return;
-    if (!store->leads) {
-        int index = layout->place - layout->first_of_node[layout->node];
-        store->board->marks[layout->bucket_count + (size_t)index] = 1;
-        return;
-    }
-    if (!peers_have_left(store)) return;
-    for (int i = 0; i < TDM__MAX_BLOCKS; i++) {
-        const tdm__block *block = &store->blocks[i];
-        if (block->common && !block->in_file && block->data)
-            tdm_comm_shared_free(layout->comm, block->data);
-    }
-    tdm_comm_shared_free(layout->comm, store->board);
-}
-
 void tdm_params_destroy(tdm_params *store)
 {
     if (!store) return;
     for (size_t i = 0; store->pending && i < store->layout->bucket_count; i++)
         if (store->pending[i]) (void)tdm_request_wait(store->pending[i], NULL);
-    if (store->undo_log) tdm__undo_gather_end(store->undo_log);
-    params_leave_common(store);
-    for (int i = 0; i < TDM__MAX_BLOCKS; i++) tdm_pages_unmap(&store->blocks[i].pages);
+    if (store->undo_log && store->undo_log->undo_header) {
+        tdm__undo_gather_end(store->undo_log);
+        tdm__undo_log_release(store->undo_log);
+    }
+    for (int i = 0; i < TDM__MAX_BLOCKS; i++) {
+        if (!store->blocks[i].in_file) tdm__region_release(&store->memory, store->blocks[i].data);
+        tdm_pages_unmap(&store->blocks[i].pages);
+    }
+    tdm__region_release(&store->world_memory, store->board);
+    tdm__node_memory_close(&store->memory);
+    tdm__node_memory_close(&store->world_memory);
     free(store->undo_log);
     free(store->clipped);
     free(store->cuts);
@@ -459,7 +359,7 @@ tdm_params_info tdm_params_info_of(const tdm_params *store)
         uint64_t bytes = block->whole ? whole : own;
         if (block->in_file)
             info.file_bytes += bytes;
-        else if (block->common || store->undo_log)
+        else if (block->common || store->memory.outlives)
             info.common_bytes += bytes;
         else
             info.private_bytes += bytes;
@@ -470,6 +370,11 @@ tdm_params_info tdm_params_info_of(const tdm_params *store)
 const tdm__layout *tdm__params_layout(const tdm_params *store)
 {
     return store->layout;
+}
+
+const tdm__node_memory *tdm__params_memory(const tdm_params *store)
+{
+    return &store->memory;
 }
 
 tdm__undo_log *tdm__params_undo_log(const tdm_params *store)

@@ -8,8 +8,10 @@
 #include "parallel/parallel.h"
 
 const tdm__layout *tdm__params_layout(const tdm_params *store);
+/* The regions of the store, for those of the team. */
+const struct tdm__node_memory *tdm__params_memory(const tdm_params *store);
 struct tdm__undo_log *tdm__params_undo_log(
-    const tdm_params *store); /* NULL: without shared memory */
+    const tdm_params *store); /* NULL: without an optimiser */
 
 /*
  * Called after all ranks have updated their share of PARAMS. Starts to distribute the new parameters: by a

@@ -1,7 +1,7 @@
 /*
  * params_inner.h: shared by the files of the parameter store.
  *
- * A block is whole if this rank can read all of it in memory: private memory, or the node's.
+ * A block is whole if this rank can read all of it in the memory of its node.
  * Otherwise it is sharded over all ranks, bucket by bucket (layout.h), and only this rank's share has
  * memory; elements behind the trained cells are on every rank.
  *
@@ -22,21 +22,21 @@ enum { TDM__MAX_BLOCKS = TDM_BLOCK_STATE + TDM_OPTIM_MAX_STATES };
 typedef struct tdm__block {
     float *data;     /* NULL: the block does not exist */
     bool whole;      /* complete on this node */
-    bool common;     /* shared by the node, in its memory or its file */
+    bool common;     /* complete and shared by several ranks, in the node's memory or a file */
     bool in_file;    /* offloaded */
-    tdm_pages pages; /* of this rank; empty if the node's memory is used */
+    tdm_pages pages; /* of the file; empty if the node's memory is used */
 } tdm__block;
 
-/* In the node's memory, if the node has several ranks. */
+/* A region of the node, if it has several ranks. */
 typedef struct tdm__exchange_board {
-    _Atomic uint64_t failed; /* the leader could not receive a bucket */
-    /* First by bucket: the last complete version. Then by index in the node: whether that rank
-     * has stopped using the blocks. */
-    _Atomic uint64_t marks[];
+    _Atomic uint64_t failed;  /* the leader could not receive a bucket */
+    _Atomic uint64_t marks[]; /* by bucket: the last complete version */
 } tdm__exchange_board;
 
 struct tdm_params {
     tdm__layout *layout;
+    tdm__node_memory memory;       /* of the blocks, and of the team */
+    tdm__node_memory world_memory; /* of the board */
     int node_size;
     bool leads; /* this rank is the first of its node */
     tdm__block blocks[TDM__MAX_BLOCKS];
@@ -51,13 +51,11 @@ struct tdm_params {
     size_t *leader_cuts;     /* by bucket: node_count + 1 */
     size_t *cuts;            /* for a blocking call: size + 1 */
     size_t *clipped;         /* likewise, for a part of a bucket */
-    tdm__undo_log *undo_log; /* NULL: without shared memory */
+    tdm__undo_log *undo_log; /* NULL: without an optimiser */
     tdm_optimiser *optimiser;
     const tdm_graph *graph;
 };
 
-/* Each rank passes its status; if any failed, all fail, with the error of the first that failed. */
-tdm_status tdm__params_agree(const tdm_params *store, tdm_status status, tdm_error *err);
 /* Whether a bucket of the parameters is up to date in this node's memory; does not wait long. */
 tdm_status tdm__params_is_ready(tdm_params *store, size_t bucket, bool *out, tdm_error *err);
 /* Waits until a bucket is up to date. */

@@ -138,10 +138,10 @@ tdm_status tdm_params_write(tdm_params *store, int block, size_t first, size_t c
     const tdm__block *b = NULL;
     TDM_TRY(block_find(store, block, first, count, &b, err));
     if (count == 0) return TDM_OK;
-    if (store->undo_log) TDM_TRY(tdm__undo_write_begin(store->undo_log, err));
+    TDM_TRY(tdm__undo_write_begin(store->undo_log, err));
     tdm_status status = b->whole ? block_write_whole(store, b, first, count, in, err)
                                  : block_scatter(store, b, first, count, in, err);
-    if (store->undo_log) tdm__undo_write_end(store->undo_log);
+    tdm__undo_write_end(store->undo_log);
     return status;
 }
 

@@ -9,13 +9,14 @@
  * For sharded blocks nothing is distributed: their prefetches gather what they need (prefetch.c).
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "comm/comm.h"
 #include "parallel/params_inner.h"
 
 #include <sched.h>
 #include <time.h>
 
-enum { SPINS = 2000, NAP_NS = 50000, NAPS_PER_LOOK = 200 };
+enum { SPINS = 2000 };
 
 static bool params_must_gather(const tdm_params *store)
 {
@@ -31,7 +32,7 @@ static tdm_status bucket_finish(tdm_params *store, size_t bucket, tdm_error *err
     store->pending[bucket] = NULL;
     store->pending_count--;
     tdm_status status = tdm_request_wait(request, err);
-    if (store->undo_log && store->pending_count == 0) tdm__undo_gather_end(store->undo_log);
+    if (store->pending_count == 0) tdm__undo_gather_end(store->undo_log);
     if (!store->board) return status;
     if (status == TDM_OK)
         store->board->marks[bucket] = store->published;
@@ -59,8 +60,7 @@ static tdm_status bucket_start(tdm_params *store, size_t bucket, int priority, t
                      .out = store->blocks[TDM_BLOCK_PARAMS].data + what.first,
                      .cuts = store->leader_cuts + bucket * ((size_t)layout->node_count + 1),
                      .priority = priority};
-    if (store->undo_log && store->pending_count == 0)
-        TDM_TRY(tdm__undo_gather_begin(store->undo_log, err));
+    if (store->pending_count == 0) TDM_TRY(tdm__undo_gather_begin(store->undo_log, err));
     TDM_TRY(tdm_call_start(layout->leaders, &call, &store->pending[bucket], err));
     store->pending_count++;
     return TDM_OK;
@@ -100,10 +100,14 @@ static tdm_status bucket_await_leader(const tdm_params *store, size_t bucket, td
         if (bucket_has_arrived(store, bucket)) return TDM_OK;
         sched_yield();
     }
-    double since_s = tdm_clock_s();
-    for (int i = 0; !bucket_has_arrived(store, bucket); i++) {
-        if (i % NAPS_PER_LOOK == 0) TDM_TRY(params_check_leader(store, since_s, err));
-        tdm_clock_sleep(NAP_NS * 1e-9);
+    double since_s = tdm_clock_s(), checked_s = 0;
+    while (!bucket_has_arrived(store, bucket)) {
+        double now_s = tdm_clock_s();
+        if (now_s - checked_s >= TDM__TIMING_PARALLEL_LEADER_CHECK_S) {
+            TDM_TRY(params_check_leader(store, since_s, err));
+            checked_s = now_s;
+        }
+        tdm_clock_sleep(TDM__TIMING_PARALLEL_BUCKET_CHECK_S);
     }
     return TDM_OK;
 }

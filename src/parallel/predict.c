@@ -130,7 +130,7 @@ static int span_compare_ready(const void *left, const void *right)
 /* The number of buckets with memory for the gradient that is never complete (buckets.c): a bucket reuses the slot of
  * the bucket that was complete first, if that was complete before it began. Buckets come in the order in
  * which they are complete, so that is always the oldest one; those before `oldest` have been
- * replaced. Models of a terabyte have so many buckets that each may be visited only once. */
+ * replaced. Models of a terabyte have millions of buckets, so this visits each of them only once. */
 static uint64_t prediction_gradient_slots(const prediction *p)
 {
     size_t count = p->layout->bucket_count, oldest = 0;

@@ -12,6 +12,7 @@
  * every rank, including ranks that only pass. Nothing is allocated after creation.
  */
 #include "base/base.h"
+#include "comm/comm.h"
 #include "os/os.h"
 #include "parallel/params_inner.h"
 #include "parallel/prefetch_schedule.h"
@@ -257,7 +258,7 @@ tdm_status tdm_prefetch_create(tdm_params *store, int block, tdm_plan *const *pl
     prefetch->plan_count = plan_count;
     prefetch->version = UINT64_MAX;
     tdm_status status = prefetch_build(prefetch, plans, err);
-    status = tdm__params_agree(store, status, err);
+    status = tdm_comm_agree(store->layout->comm, status, NULL, err);
     if (status == TDM_OK && prefetch->is_gathered)
         status = tdm_group_create(store->layout->comm, store->layout->rank_of_place,
                                   store->layout->size, &prefetch->group, err);

@@ -18,6 +18,7 @@
  */
 #include "parallel/recover.h"
 #include "base/base.h"
+#include "comm/comm.h"
 #include "os/os.h"
 
 #include <stdlib.h>
@@ -186,15 +187,8 @@ static tdm_status finisher_do_applies(finisher *f, bool here, tdm_error *err)
 /* Maps the sums of all slots: the gradient of an inconsistent piece must be mapped to roll it back. */
 static tdm_status finisher_map_placed(finisher *f, tdm_error *err)
 {
-    for (int slot = 0; slot < TDM__UNDO_MAX_SLOTS; slot++) {
-        char name[TDM_SHM_NAME_BYTES];
-        void *memory;
-        snprintf(name, sizeof(name), TDM__SUMS_NAME, slot);
-        tdm_status status = tdm_shm_region_find(f->undo_log->shm, name, NULL, &memory, err);
-        if (status == TDM_ERR_NOT_FOUND) continue;
-        TDM_TRY(status);
-        f->placed[slot] = memory;
-    }
+    for (int slot = 0; slot < TDM__UNDO_MAX_SLOTS; slot++)
+        TDM_TRY(tdm__region_find(f->undo_log->memory, "sums", slot, NULL, &f->placed[slot], err));
     return TDM_OK;
 }
 
@@ -236,12 +230,12 @@ static tdm_status update_complete(tdm_params *store, const tdm__begun *begun, bo
     tdm_kernel_mode before = tdm_kernel_enter(1); /* rounding as in training */
     tdm_optimiser_begin(store->optimiser, begun->step, begun->lr);
     tdm_status status = here && store->leads ? finisher_run(&f, lane_count, err) : TDM_OK;
-    status = tdm__params_agree(store, status, err);
+    status = tdm_comm_agree(store->layout->comm, status, NULL, err);
     if (status == TDM_OK && tdm_optimiser_must_apply(store->optimiser)) {
         status = store->leads ? tdm__undo_write_begin(store->undo_log, err) : TDM_OK;
         if (status == TDM_OK) status = finisher_do_applies(&f, here, err);
         tdm__undo_write_end(store->undo_log);
-        status = tdm__params_agree(store, status, err);
+        status = tdm_comm_agree(store->layout->comm, status, NULL, err);
     }
     tdm_kernel_leave(&before);
     *done = f.done;
@@ -287,7 +281,7 @@ static tdm_status standing_drop_old(tdm_params *store, tdm__standing *all, uint3
     }
     tdm_status status = forgets && store->leads ? state_invalidate(store, err) : TDM_OK;
     if (forgets && store->leads) tdm__undo_write_end(store->undo_log);
-    return tdm__params_agree(store, status, err);
+    return tdm_comm_agree(store->layout->comm, status, NULL, err);
 }
 
 /* ---- the complete recovery ------------------------------------------------------------------- */
@@ -371,7 +365,7 @@ static tdm_status params_recover(tdm_params *store, tdm__standing *all, int64_t 
     all[l->place].process = (int64_t)getpid();
     tdm__undo_test_point(store->undo_log, "recover", 0, 0);
     TDM_TRY(standing_gather(store, all, sizeof(*all), err));
-    TDM_TRY(tdm__params_agree(store, epoch_fence(store, all, err), err));
+    TDM_TRY(tdm_comm_agree(store->layout->comm, epoch_fence(store, all, err), NULL, err));
     standing_read(store, &all[l->place]); /* no process writes any more */
     TDM_TRY(standing_gather(store, all, sizeof(*all), err));
 
@@ -391,11 +385,11 @@ tdm_status tdm_params_recover(tdm_params *store, int64_t lane_count, uint32_t li
                               tdm_recovery *out, tdm_error *err)
 {
     *out = (tdm_recovery){.found = false};
-    if (!store->undo_log) return TDM_OK;
+    if (!store->memory.outlives) return TDM_OK;
     tdm__standing *all = calloc((size_t)store->layout->size, sizeof(*all));
     tdm_status status = all ? TDM_OK : tdm_fail_oom(err, "for a recovery");
     if (status == TDM_OK) status = tdm__undo_slot_register(store->undo_log, err);
-    status = tdm__params_agree(store, status, err);
+    status = tdm_comm_agree(store->layout->comm, status, NULL, err);
     if (status == TDM_OK && all) status = params_recover(store, all, lane_count, lineage, out, err);
     free(all);
     return status;
@@ -428,8 +422,9 @@ static tdm_status params_unset(const tdm_params *store, tdm_error *err)
 
 tdm_status tdm_params_unset(tdm_params *store, tdm_error *err)
 {
-    if (!store->undo_log) return TDM_OK;
-    return tdm__params_agree(store, store->leads ? params_unset(store, err) : TDM_OK, err);
+    if (!store->memory.outlives) return TDM_OK;
+    return tdm_comm_agree(store->layout->comm, store->leads ? params_unset(store, err) : TDM_OK,
+                          NULL, err);
 }
 
 static tdm_status params_set(tdm_params *store, uint64_t step, tdm_error *err)
@@ -445,6 +440,7 @@ static tdm_status params_set(tdm_params *store, uint64_t step, tdm_error *err)
 
 tdm_status tdm_params_set(tdm_params *store, uint64_t step, tdm_error *err)
 {
-    if (!store->undo_log) return TDM_OK;
-    return tdm__params_agree(store, store->leads ? params_set(store, step, err) : TDM_OK, err);
+    if (!store->memory.outlives) return TDM_OK;
+    return tdm_comm_agree(store->layout->comm, store->leads ? params_set(store, step, err) : TDM_OK,
+                          NULL, err);
 }

@@ -11,6 +11,7 @@
  * node needs. Elements behind the trained ones never change, but a new node has none of them.
  */
 #include "base/base.h"
+#include "comm/comm.h"
 #include "parallel/recover.h"
 
 #include <stdlib.h>
@@ -234,7 +235,7 @@ tdm_status tdm__recover_reshard(tdm_params *store, const tdm__standing *all, con
     for (int i = l->size - 1; i >= 0; i--)
         if (tdm__goal_in_reach(goal, &all[i])) c.source = l->node_of_place[i];
     bool here = tdm__goal_in_reach(goal, &all[l->place]);
-    tdm_status status = tdm__params_agree(store, resharder_prepare(&c, err), err);
+    tdm_status status = tdm_comm_agree(store->layout->comm, resharder_prepare(&c, err), NULL, err);
     uint8_t ok = 0;
     if (status == TDM_OK && store->leads) {
         bool good = false;
@@ -242,7 +243,7 @@ tdm_status tdm__recover_reshard(tdm_params *store, const tdm__standing *all, con
         ok = good;
     }
     resharder_release(&c);
-    TDM_TRY(tdm__params_agree(store, status, err));
+    TDM_TRY(tdm_comm_agree(store->layout->comm, status, NULL, err));
     if (l->world) TDM_TRY(tdm_group_broadcast(l->world, &ok, 1, TDM_DTYPE_U8, 0, err));
     *found = ok != 0;
     return TDM_OK;

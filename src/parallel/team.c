@@ -5,7 +5,7 @@
  * are summed over the tree, each rank updates its own cells (update.c), and new parameters are
  * distributed (params.c). How gradients are summed depends on where the ranks are: within one node they
  * are in shared memory and are summed in place (common.c); between nodes, or
- * if gradients are sharded, they are sent in buckets (buckets.c). A single process does neither.
+ * if gradients are sharded, they are sent in buckets (buckets.c).
  *
  * Invariants: the gradient of every element is the sum over the one tree, whichever rank adds it. All ranks have
  * the same information about a step and so make the same decisions. A step with non-finite values changes nothing.
@@ -44,10 +44,7 @@ static tdm_status step_exchange(tdm_team *team, tdm_error *err)
         mine.rows += (uint64_t)tdm_lane_slice(team->in.batch, team->options.lane_count, l).count;
     }
     team->update_seconds = team->wait_seconds = 0;
-    if (team->common) return tdm__common_meet(team, &mine, err);
-    if (team->buckets) return tdm__buckets_meet(team, &mine, err);
-    team->notes[0] = mine;
-    return TDM_OK;
+    return team->buckets ? tdm__buckets_meet(team, &mine, err) : tdm__common_meet(team, &mine, err);
 }
 
 static void team_count_ranks(tdm_team *team)
@@ -120,11 +117,9 @@ static tdm_status step_finish(tdm_team *team, tdm_step_result *out, tdm_error *e
                                     team->job->parallel.overlap, err));
     team->wait_seconds += tdm_clock_s() - begin;
 
-    if (team->undo_log) {
-        TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
-        tdm__undo_step_finish(team->undo_log, team->in.step, out->finite);
-        tdm__undo_write_end(team->undo_log);
-    }
+    TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
+    tdm__undo_step_finish(team->undo_log, team->in.step, out->finite);
+    tdm__undo_write_end(team->undo_log);
 
     team_balance(team, out);
     team_count_ranks(team); /* with the new placement */
@@ -502,15 +497,8 @@ static tdm_status team_prepare(tdm_team *team, tdm_error *err)
     TDM_TRY(team_prepare_lanes(team, err));
     TDM_TRY(tdm_prefetch_create(team->options.store, TDM_BLOCK_PARAMS, team->plans,
                                 team->max_run * team->graph_count, &team->prefetch, err));
-    if (team_needs_messages(team)) {
-        TDM_TRY(tdm__buckets_create(team, err));
-    } else if (team->size > 1 || team->undo_log) {
-        TDM_TRY(tdm__common_create(team, err));
-    } else {
-        size_t bytes = (size_t)team->buffer_count * team->block_extent * sizeof(float);
-        TDM_TRY(tdm_pages_map(bytes > 0 ? bytes : 64, false, &team->grad_pages, err));
-        team->grads = team->grad_pages.data;
-    }
+    TDM_TRY(team_needs_messages(team) ? tdm__buckets_create(team, err)
+                                      : tdm__common_create(team, err));
     return tdm__update_create(team, err);
 }
 
@@ -566,7 +554,6 @@ void tdm_team_destroy(tdm_team *team)
     tdm_prefetch_destroy(team->prefetch);
     if (team->group) tdm_group_destroy(team->group);
     team_release_lanes(team);
-    tdm_pages_unmap(&team->grad_pages);
     tdm_balance_destroy(team->balance);
     free(team->weights);
     free(team->first);

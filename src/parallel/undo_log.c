@@ -8,6 +8,7 @@
  */
 #include "parallel/undo_log.h"
 #include "base/base.h"
+#include "base/timing.h"
 #include "os/os.h"
 
 #include <errno.h>
@@ -18,10 +19,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define KILL_S 5.0 /* limit for a killed process to end */
-
-enum { NAP_NS = 200000 };
-
 /* ---- regions --------------------------------------------------------------------------------- */
 
 static size_t undo_bytes(const tdm__undo_log *j)
@@ -29,44 +26,45 @@ static size_t undo_bytes(const tdm__undo_log *j)
     return (size_t)j->thread_count * sizeof(tdm__undo_record);
 }
 
-static tdm_status region_take(tdm__undo_log *j, const char *name, size_t bytes, void *out,
-                              tdm_error *err)
-{
-    void *memory = NULL;
-    TDM_TRY(tdm_shm_region_take(j->shm, name, bytes, NULL, &memory, err));
-    memcpy(out, &memory, sizeof(memory));
-    return TDM_OK;
-}
-
 tdm_status tdm__undo_log_open(tdm__undo_log *j, size_t piece_count, size_t cell_count,
                               tdm_error *err)
 {
-    char name[TDM_SHM_NAME_BYTES];
+    const tdm__node_memory *m = j->memory;
     if (j->slot < 0 || j->slot >= TDM__UNDO_MAX_SLOTS)
         return tdm_fail(err, TDM_ERR_RANGE, "slot %d is out of range; a host has at most %d",
                         j->slot, TDM__UNDO_MAX_SLOTS);
     j->piece_count = piece_count;
     j->cell_count = cell_count;
     j->tested = tdm_os_test_has_points();
-    snprintf(name, sizeof(name), "undo-%d", j->slot);
-    TDM_TRY(region_take(j, "desk", sizeof(tdm__undo_header), &j->undo_header, err));
-    TDM_TRY(region_take(j, "marks", (piece_count + 1) * sizeof(tdm__mark), &j->marks, err));
-    TDM_TRY(region_take(j, "cells", (cell_count + 1) * sizeof(*j->cells), &j->cells, err));
-    return region_take(j, name, undo_bytes(j), &j->undo, err);
+    TDM_TRY(tdm__region_take(m, "undo-header", -1, sizeof(tdm__undo_header), TDM__REGION_SPARSE,
+                             &j->undo_header, err));
+    TDM_TRY(tdm__region_take(m, "piece-marks", -1, (piece_count + 1) * sizeof(tdm__mark),
+                             TDM__REGION_FULL, &j->marks, err));
+    TDM_TRY(tdm__region_take(m, "statistic-marks", -1, (cell_count + 1) * sizeof(tdm__mark),
+                             TDM__REGION_FULL, &j->cells, err));
+    if (m->outlives)
+        return tdm__region_take(m, "undo-records", j->slot, undo_bytes(j), TDM__REGION_SPARSE,
+                                &j->undo, err);
+    atomic_store(&j->undo_header->epoch, j->epoch);
+    tdm__undo_slot_claim(j);
+    return TDM_OK;
+}
+
+void tdm__undo_log_release(tdm__undo_log *j)
+{
+    tdm__region_release(j->memory, j->undo_header);
+    tdm__region_release(j->memory, j->marks);
+    tdm__region_release(j->memory, j->cells);
+    tdm__region_release(j->memory, j->undo);
 }
 
 tdm_status tdm__undo_records_of(const tdm__undo_log *j, int slot, tdm__undo_record **out,
                                 tdm_error *err)
 {
-    char name[TDM_SHM_NAME_BYTES];
-    void *memory;
-    snprintf(name, sizeof(name), "undo-%d", slot);
-    size_t bytes;
-    *out = NULL;
-    tdm_status status = tdm_shm_region_find(j->shm, name, &bytes, &memory, err);
-    if (status == TDM_ERR_NOT_FOUND) return TDM_OK;
-    TDM_TRY(status);
-    if (bytes == undo_bytes(j)) *out = memory;
+    tdm__undo_record *records = NULL;
+    size_t bytes = 0;
+    TDM_TRY(tdm__region_find(j->memory, "undo-records", slot, &bytes, &records, err));
+    *out = bytes == undo_bytes(j) ? records : NULL;
     return TDM_OK;
 }
 
@@ -82,6 +80,7 @@ static tdm_status fail_fenced(const tdm__undo_log *j, tdm_error *err)
 
 tdm_status tdm__undo_write_begin(tdm__undo_log *j, tdm_error *err)
 {
+    if (!j) return TDM_OK;
     tdm__undo_slot *slot = &j->undo_header->slots[j->slot];
     atomic_store(&slot->inside, j->epoch); /* before the check: see undo_log.h */
     if (atomic_load(&j->undo_header->epoch) == j->epoch) return TDM_OK;
@@ -91,7 +90,7 @@ tdm_status tdm__undo_write_begin(tdm__undo_log *j, tdm_error *err)
 
 void tdm__undo_write_end(tdm__undo_log *j)
 {
-    atomic_store(&j->undo_header->slots[j->slot].inside, 0);
+    if (j) atomic_store(&j->undo_header->slots[j->slot].inside, 0);
 }
 
 tdm_status tdm__undo_gather_begin(tdm__undo_log *j, tdm_error *err)
@@ -132,12 +131,13 @@ bool tdm__undo_is_done(const tdm__undo_log *j, tdm__undo_kind kind, size_t index
 void tdm__undo_record_begin(tdm__undo_log *j, int thread, tdm__undo_kind kind, size_t index,
                             size_t begin, size_t count, const float *grad)
 {
+    if (!j->undo) return;
     tdm__undo_record *u = &j->undo[thread];
     size_t bytes = count * sizeof(float);
     u->index = index;
     u->begin = begin;
     u->count = count;
-    u->grad_place = grad ? tdm_shm_offset(j->shm, grad) : UINT64_MAX;
+    u->grad_place = grad ? tdm_shm_offset(j->memory->shm, grad) : UINT64_MAX;
     if (u->grad_place != UINT64_MAX) memcpy(u->grad, grad, bytes);
     for (int b = 0; b < TDM__UNDO_BLOCKS; b++) {
         if (!j->blocks[b] || (kind == TDM__UNDO_STATISTIC && b != TDM_BLOCK_PARAMS)) continue;
@@ -155,6 +155,7 @@ void tdm__undo_test_point(const tdm__undo_log *j, const char *phase, uint64_t st
 void tdm__undo_record_commit(tdm__undo_log *j, int thread, tdm__undo_kind kind, size_t index,
                              uint64_t step)
 {
+    if (!j->undo) return;
     tdm__undo_record *u = &j->undo[thread];
     tdm__undo_test_point(j, "torn", step, index);
     atomic_store_explicit(mark_of(j, kind, index), step + 2, memory_order_release);
@@ -177,7 +178,8 @@ static void record_rollback(tdm__undo_log *j, tdm__undo_record *u, uint64_t step
     if (known && u->index < max && u->count <= TDM_OPTIM_PIECE_ELEMENTS &&
         !tdm__undo_is_done(j, kind, u->index, step)) {
         size_t bytes = u->count * sizeof(float);
-        float *grad = u->grad_place != UINT64_MAX ? tdm_shm_at(j->shm, u->grad_place) : NULL;
+        float *grad = u->grad_place != UINT64_MAX ? tdm_shm_at(j->memory->shm, u->grad_place)
+                                                  : NULL;
         if (grad) memcpy(grad, u->grad, bytes);
         for (int b = 0; b < TDM__UNDO_BLOCKS; b++) {
             if (!j->blocks[b] || (kind == TDM__UNDO_STATISTIC && b != TDM_BLOCK_PARAMS)) continue;
@@ -255,7 +257,7 @@ static bool process_is_in(const int64_t *processes, int count, int process)
 static tdm_status evict_writer(tdm__undo_slot *slot, int index, tdm_error *err)
 {
     int process = atomic_load(&slot->process);
-    double until_s = tdm_clock_s() + KILL_S;
+    double until_s = tdm_clock_s() + TDM__TIMING_PARALLEL_EVICT_S;
     bool same = process > 0 && process_start_time(process) == atomic_load(&slot->started) &&
                 process_start_time(process) != 0;
     if (same)
@@ -272,7 +274,7 @@ static tdm_status evict_writer(tdm__undo_slot *slot, int index, tdm_error *err)
         if (tdm_clock_s() > until_s)
             return tdm_fail(err, TDM_ERR_SYSTEM,
                             "process %d of an earlier epoch was killed but has not ended", process);
-        tdm_clock_sleep(NAP_NS * 1e-9);
+        tdm_clock_sleep(TDM__TIMING_PARALLEL_EVICT_CHECK_S);
     }
     atomic_store(&slot->inside, 0);
     atomic_store(&slot->gathering, 0);

@@ -1,8 +1,8 @@
 /*
  * undo_log.h: recovery metadata and undo log of a node, in shared memory.
  *
- * With shared memory (os.h) the blocks of a parameter store survive the processes that update them. A header
- * region beside them records how far they are, so that later processes can continue: the number of steps done;
+ * The blocks of a parameter store are in regions of shared memory (node_memory.h). In a session they survive the
+ * processes that update them. A header region beside them records how far they are, so that later processes can continue: the number of steps done;
  * for each optimiser piece, the step that updated it last and the slot that had to; for each slot (the place of
  * a process on its host), whether it is in a write section, which step's update it has begun and with which
  * numbers, and a snapshot of the caller's state outside of the blocks.
@@ -23,6 +23,7 @@
 #define TANDEM_PARALLEL_UNDO_LOG_H
 
 #include "optim/optim.h"
+#include "parallel/node_memory.h"
 #include "parallel/parallel.h"
 
 #include <tandem/os.h>
@@ -102,16 +103,16 @@ typedef struct tdm__undo_record {
 
 /* This process's handle of the undo log. */
 typedef struct tdm__undo_log {
-    tdm_shm *shm;
+    const tdm__node_memory *memory; /* of the parameter store */
     int slot;
     uint32_t epoch;
     int thread_count;
     bool tested; /* tests may kill this process: see tdm_os_test_point */
     tdm__undo_header *undo_header;
     size_t piece_count, cell_count;
-    tdm__mark *marks;                /* piece_count entries */
-    tdm__mark *cells;                /* cell_count entries: the same for ranges of statistics */
-    tdm__undo_record *undo;          /* thread_count entries, of this slot */
+    tdm__mark *marks;       /* piece_count entries */
+    tdm__mark *cells;       /* cell_count entries: the same for ranges of statistics */
+    tdm__undo_record *undo; /* thread_count entries, of this slot; NULL: changes are not recorded */
     float *blocks[TDM__UNDO_BLOCKS]; /* of the parameter store; NULL: none */
 } tdm__undo_log;
 
@@ -124,14 +125,18 @@ static inline void tdm__undo_barrier(void)
     atomic_signal_fence(memory_order_seq_cst);
 }
 
-/* Takes the regions; the caller fills in `blocks`. */
+/* Takes the regions; the caller fills in `blocks`. If they do not survive the process, the epoch may write and the slot
+ * belongs to this process at once, because there is nothing to recover; and changes of pieces are not recorded, because
+ * that takes as long as the change itself. */
 tdm_status tdm__undo_log_open(tdm__undo_log *undo_log, size_t piece_count, size_t cell_count,
                               tdm_error *err);
+void tdm__undo_log_release(tdm__undo_log *undo_log);
 /* The undo records of a slot; NULL: it has none. An error does not mean that it has none. */
 tdm_status tdm__undo_records_of(const tdm__undo_log *undo_log, int slot, tdm__undo_record **out,
                                 tdm_error *err);
 
-/* A write section. TDM_ERR_PEER_FENCED: another epoch may write. */
+/* A write section. TDM_ERR_PEER_FENCED: another epoch may write. `undo_log` NULL: a store without an optimiser, for
+ * which nothing is recorded. */
 tdm_status tdm__undo_write_begin(tdm__undo_log *undo_log, tdm_error *err);
 void tdm__undo_write_end(tdm__undo_log *undo_log);
 /* Between these calls, data received from other nodes may be written at any time. TDM_ERR_PEER_FENCED: another

@@ -14,8 +14,8 @@
  * more pass checks the same sums that the update would use, so the answer is the same for any number
  * of ranks.
  *
- * With shared memory each change of a piece is recorded in the undo log (undo_log.h), so that other ranks can
- * complete the update of a dead rank.
+ * In a session each change of a piece is recorded in the undo log (undo_log.h), so that other ranks can complete
+ * the update of a dead rank.
  *
  * Invariants: sums over pieces are added in the order of the pieces, whichever rank computed them. A rank
  * accesses only its own cells of parameters and state.
@@ -71,7 +71,6 @@ static void update_add_share(tdm_team *team, tdm__cells range)
     struct tdm__own own = {cells, piece_at_cell(optimiser, cells.first),
                            piece_at_cell(optimiser, cells.end)};
     team->own[team->own_count++] = own;
-    if (!team->undo_log) return;
     for (size_t i = own.first_piece; i < own.end_piece; i++)
         mark_set_owner(team->undo_log, &team->undo_log->marks[i]);
     tdm__statistic_visit(team->graphs[0].graph, cells, mark_set_owner_of_statistic, team->undo_log);
@@ -83,11 +82,11 @@ tdm_status tdm__update_create(tdm_team *team, tdm_error *err)
     bool by_bucket = team->buckets && !l->common;
     team->own = calloc(by_bucket ? l->bucket_count + 1 : 1, sizeof(*team->own));
     if (!team->own) return tdm_fail_oom(err, "for the team");
-    if (team->undo_log) TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
+    TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
     if (!by_bucket) update_add_share(team, (tdm__cells){0, l->trained_cells});
     for (size_t b = 0; by_bucket && b < l->bucket_count; b++)
         update_add_share(team, tdm__layout_bucket(l, b));
-    if (team->undo_log) tdm__undo_write_end(team->undo_log);
+    tdm__undo_write_end(team->undo_log);
     return TDM_OK;
 }
 
@@ -126,11 +125,9 @@ void tdm__update_piece(tdm__undo_log *undo_log, tdm_optimiser *optimiser, size_t
                        uint64_t step, float *grad, double grad_norm)
 {
     const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, index);
-    if (undo_log)
-        tdm__undo_record_begin(undo_log, tdm_kernel_thread(), TDM__UNDO_UPDATE, index, piece->begin,
-                               piece->count, grad);
+    tdm__undo_record_begin(undo_log, tdm_kernel_thread(), TDM__UNDO_UPDATE, index, piece->begin,
+                           piece->count, grad);
     tdm_optimiser_update(optimiser, index, grad, grad_norm);
-    if (!undo_log) return;
     if (tdm_optimiser_must_apply(optimiser))
         memcpy(undo_log->marks[index].sums,
                tdm_optimiser_piece_sums(optimiser) + index * TDM_OPTIM_SUMS,
@@ -142,25 +139,21 @@ void tdm__apply_piece(tdm__undo_log *undo_log, tdm_optimiser *optimiser, size_t 
                       uint64_t step, float *grad, const double *sums)
 {
     const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, index);
-    if (undo_log)
-        tdm__undo_record_begin(undo_log, tdm_kernel_thread(), TDM__UNDO_APPLY, index, piece->begin,
-                               piece->count, grad);
+    tdm__undo_record_begin(undo_log, tdm_kernel_thread(), TDM__UNDO_APPLY, index, piece->begin,
+                           piece->count, grad);
     tdm_optimiser_apply(optimiser, index, grad, sums);
-    if (undo_log)
-        tdm__undo_record_commit(undo_log, tdm_kernel_thread(), TDM__UNDO_APPLY, index, step);
+    tdm__undo_record_commit(undo_log, tdm_kernel_thread(), TDM__UNDO_APPLY, index, step);
 }
 
 void tdm__follow(tdm__undo_log *undo_log, float *value, const float *observed,
                  const tdm_param_info *p, size_t index, size_t begin, size_t count, uint64_t step)
 {
     float momentum = (float)p->momentum;
-    if (undo_log)
-        tdm__undo_record_begin(undo_log, tdm_kernel_thread(), TDM__UNDO_STATISTIC, index, begin,
-                               count, NULL);
+    tdm__undo_record_begin(undo_log, tdm_kernel_thread(), TDM__UNDO_STATISTIC, index, begin, count,
+                           NULL);
     for (size_t k = 0; observed && k < count; k++)
         value[k] = (1.0f - momentum) * value[k] + momentum * observed[k];
-    if (undo_log)
-        tdm__undo_record_commit(undo_log, tdm_kernel_thread(), TDM__UNDO_STATISTIC, index, step);
+    tdm__undo_record_commit(undo_log, tdm_kernel_thread(), TDM__UNDO_STATISTIC, index, step);
 }
 
 /* ---- passes ------------------------------------------------------------------------------------- */
@@ -335,20 +328,9 @@ tdm_status tdm__update_find_bad(tdm_team *team, size_t *out, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status update_write_begin(const tdm_team *team, tdm_error *err)
-{
-    return team->undo_log ? tdm__undo_write_begin(team->undo_log, err) : TDM_OK;
-}
-
-static void update_write_end(const tdm_team *team)
-{
-    if (team->undo_log) tdm__undo_write_end(team->undo_log);
-}
-
 /* Records that the step will be completed, by other ranks if necessary. */
 static void update_record_begin(tdm_team *team, const tdm_step_result *result, double grad_norm)
 {
-    if (!team->undo_log) return;
     tdm__begun begun = {.step = team->in.step,
                         .kind = team->buckets ? TDM__SUMS_PLACED : TDM__SUMS_TREE,
                         .batch = team->in.batch,
@@ -384,17 +366,17 @@ tdm_status tdm__update_run(tdm_team *team, tdm_step_result *result, tdm_error *e
 
     double *sums = tdm_optimiser_piece_sums(optimiser);
     if (applies) memset(sums, 0, pieces * TDM_OPTIM_SUMS * sizeof(*sums));
-    TDM_TRY(update_write_begin(team, err));
+    TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
     update_record_begin(team, result,
                         u.grad_norm); /* in the write section: no other rank has decided */
     update_visit_statistics(&u, update_statistic);
     update_changing_pass(&u, update_range);
-    update_write_end(team);
+    tdm__undo_write_end(team->undo_log);
 
     if (!applies) return TDM_OK;
     TDM_TRY(update_exchange(team, sums, pieces * TDM_OPTIM_SUMS, err));
-    TDM_TRY(update_write_begin(team, err));
+    TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
     update_changing_pass(&u, update_apply_range);
-    update_write_end(team);
+    tdm__undo_write_end(team->undo_log);
     return TDM_OK;
 }

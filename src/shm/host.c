@@ -231,6 +231,7 @@ tdm_status tdm__host_create(const tdm__host_options *options, tdm__host **out, u
     size_t name_bytes = 0;
     if (index == 0) {
         tdm_status status = segment_create(host, err);
+        if (status == TDM_OK) status = tdm_shm_create_for_node(&host->shm, err);
         if (status == TDM_OK && host->count > 1) status = tdm__host_listen(host, err);
         if (status != TDM_OK) {
             tdm__host_destroy(host);
@@ -261,12 +262,18 @@ tdm_status tdm__host_connect(tdm__host *host, const uint8_t *const *addresses,
 void tdm__host_destroy(tdm__host *host)
 {
     if (!host) return;
+    tdm_shm_close(host->shm);
     if (host->base) munmap(host->base, host->at.end);
     const int fds[] = {host->memory_fd, host->listen_fd, host->bell_fd, host->ring_fd};
     for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
         if (fds[i] >= 0) close(fds[i]);
     free(host->ranks);
     free(host);
+}
+
+tdm_shm *tdm__host_shm(const tdm__host *host)
+{
+    return host->shm;
 }
 
 int tdm__host_index(const tdm__host *host)

@@ -4,7 +4,7 @@
  * The lowest rank of a host creates one memfd, large and sparse (pages are allocated when they are
  * touched), and passes it to the other ranks of the host over a UNIX socket; all map it completely. It
  * contains a cell for each rank (doorbell, state), the rings for messages within the host, and an
- * allocator for blocks (windows of groups, tdm_comm_shared). A block is identified by its offset, which
+ * allocator for blocks (windows of groups, buffers of tdm_comm_shared). A block is identified by its offset, which
  * is the same in all processes; addresses differ. The segment has no name in any file system and is
  * freed with its last user, however that process ends.
  *
@@ -20,6 +20,7 @@
 #define TANDEM_SHM_HOST_H
 
 #include "net/cancellation.h"
+#include "os/os.h"
 
 #include <tandem/comm.h>
 
@@ -42,6 +43,8 @@ tdm_status tdm__host_connect(tdm__host *host, const uint8_t *const *addresses,
                              const size_t *address_bytes, tdm_error *err);
 void tdm__host_destroy(tdm__host *host);
 
+/* The segment with the named regions of this node's ranks (os.h); owned by the host. */
+tdm_shm *tdm__host_shm(const tdm__host *host);
 int tdm__host_index(const tdm__host *host); /* this rank's index among the host's ranks */
 int tdm__host_count(const tdm__host *host);
 
@@ -51,9 +54,6 @@ void tdm__host_free(tdm__host *host, uint64_t offset); /* returns the pages to t
 void *tdm__host_at(const tdm__host *host, uint64_t offset);
 /* The offset of memory within the segment; UINT64_MAX if not all of `bytes` bytes are in it. */
 uint64_t tdm__host_offset(const tdm__host *host, const void *memory, size_t bytes);
-
-/* Whether an offset is within an allocated block. */
-bool tdm__host_is_taken(const tdm__host *host, uint64_t offset);
 
 /* Wakes rank `index`. Call after changing what it may wait for; cheap if it does not sleep. */
 void tdm__host_ring(tdm__host *host, int index);

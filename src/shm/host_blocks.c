@@ -11,6 +11,7 @@
  * is zero because its pages were never touched or were punched out since.
  */
 #include "os/os.h"
+#include "base/timing.h"
 #include "shm/host_inner.h"
 
 #include <tandem/os.h>
@@ -28,7 +29,7 @@
 #define LEAVING (1ull << 63) /* in a record: its pages are being freed */
 #define MAX_PAGES (1ull << 31)
 
-enum { LOCK_S = 10, HUGE_PAGES = 512 };
+enum { HUGE_PAGES = 512 };
 
 /* A record: first page in bits 32 to 62, number of pages in bits 0 to 31. */
 static uint64_t record_first(uint64_t record)
@@ -43,7 +44,7 @@ static uint64_t record_end(uint64_t record)
 
 static tdm_status lock_table(tdm__host *host, tdm_error *err)
 {
-    return tdm__shared_lock_take(&host->segment->lock, &host->owner, LOCK_S,
+    return tdm__shared_lock_take(&host->segment->lock, &host->owner, TDM__TIMING_SHM_LOCK_S,
                                  "the shared memory of this host's ranks", err);
 }
 
@@ -192,11 +193,4 @@ uint64_t tdm__host_offset(const tdm__host *host, const void *memory, size_t byte
     if (!host->base || at < base || at - base > host->at.end || bytes > host->at.end - (at - base))
         return UINT64_MAX;
     return at - base;
-}
-
-bool tdm__host_is_taken(const tdm__host *host, uint64_t offset)
-{
-    uint32_t high = atomic_load_explicit(&host->segment->record_high, memory_order_relaxed);
-    if (high > TDM__MAX_HOST_BLOCKS) high = TDM__MAX_HOST_BLOCKS;
-    return offset < host->at.end && !table_is_free(host, high, offset / TDM__HOST_PAGE, 1);
 }

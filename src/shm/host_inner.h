@@ -70,6 +70,7 @@ struct tdm__host {
     char listen_name[TDM__MAX_HOST_NAME];
     uint32_t spins;
     tdm__host_layout at;
+    tdm_shm *shm;  /* the node's segment of named regions */
     uint8_t *base; /* of the mapping; NULL: not yet */
     tdm__segment *segment;
     tdm__lock_owner owner;

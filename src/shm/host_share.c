@@ -3,8 +3,8 @@
  *
  * The lowest rank listens on an abstract UNIX socket; the other ranks got its random name with the
  * addresses of the world. Each of them sends a hello with the world's number and its index, receives the
- * memory's file descriptor, maps it and reports that it is ready; when all ranks are ready, the lowest
- * rank releases them. So this step succeeds on all ranks or fails on all, and every rank's error names
+ * descriptors of the memory and of the node's segment of named regions (os/shm.c), maps both and reports that it is
+ * ready; when all ranks are ready, the lowest rank releases them. So this step succeeds on all ranks or fails on all, and every rank's error names
  * the rank that could not map the memory.
  *
  * Other processes: a process of another user is refused at once, by the credentials that the kernel
@@ -12,6 +12,7 @@
  * ranks. Every step has a deadline.
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "os/os.h"
 #include "shm/host_inner.h"
 
@@ -29,10 +30,7 @@
 #include <unistd.h>
 
 #define HELLO_MAGIC 0x6c656874u
-#define JOIN_S 20.0 /* for all ranks to connect, and for an answer */
-#define HELLO_S 3.0 /* for the hello of a new connection */
-
-enum { MAX_STRANGERS = 16, RETRY_NS = 1000000 };
+enum { MAX_STRANGERS = 16 };
 
 /* The message of all four steps, in native byte order because it never leaves the machine. */
 typedef struct note {
@@ -87,23 +85,25 @@ static bool socket_is_same_user(int fd)
            peer.uid == geteuid();
 }
 
-/* Sends a note, with `memory_fd` unless it is -1. It fits into the buffer of any new socket. */
-static bool note_send(int fd, const note *n, int memory_fd)
+enum { FD_COUNT = 2 }; /* of the memory, and of the segment of named regions */
+
+/* Sends a note, with these descriptors unless `fds` is NULL. It fits into the buffer of any new socket. */
+static bool note_send(int fd, const note *n, const int fds[FD_COUNT])
 {
     struct iovec io = {.iov_base = (void *)n, .iov_len = sizeof(*n)};
     union {
         struct cmsghdr align;
-        char space[CMSG_SPACE(sizeof(int))];
+        char space[CMSG_SPACE(FD_COUNT * sizeof(int))];
     } control = {.space = {0}};
     struct msghdr message = {.msg_iov = &io, .msg_iovlen = 1};
-    if (memory_fd >= 0) {
+    if (fds) {
         message.msg_control = control.space;
         message.msg_controllen = sizeof(control.space);
         struct cmsghdr *c = CMSG_FIRSTHDR(&message);
         c->cmsg_level = SOL_SOCKET;
         c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(c), &memory_fd, sizeof(int));
+        c->cmsg_len = CMSG_LEN(FD_COUNT * sizeof(int));
+        memcpy(CMSG_DATA(c), fds, FD_COUNT * sizeof(int));
     }
     ssize_t sent;
     do sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -162,15 +162,16 @@ static void guest_on_note(party *p, guest *g)
     const note *n = &g->heard;
     if (g->step == STEP_HELLO) {
         note answer = note_of(p->host, STEP_MEMORY, false);
+        const int fds[FD_COUNT] = {p->host->memory_fd, tdm_shm_fd(p->host->shm)};
         if (!note_fits(p->host, n, STEP_HELLO) || n->place == 0 || p->seen[n->place] ||
-            !note_send(g->fd, &answer, p->host->memory_fd)) {
+            !note_send(g->fd, &answer, fds)) {
             guest_close(p, g);
             return;
         }
         g->place = (int)n->place;
         p->seen[g->place] = true;
         g->step = STEP_READY;
-        g->until_s = tdm_clock_s() + JOIN_S;
+        g->until_s = tdm_clock_s() + TDM__TIMING_SHM_JOIN_S;
     } else if (!note_fits(p->host, n, STEP_READY) || n->place != (uint32_t)g->place || n->bad) {
         guest_close(p, g);
     } else {
@@ -209,7 +210,8 @@ static void party_accept(party *p)
         close(fd);
         return;
     }
-    *place = (guest){.fd = fd, .step = STEP_HELLO, .until_s = tdm_clock_s() + HELLO_S};
+    *place = (guest){
+        .fd = fd, .step = STEP_HELLO, .until_s = tdm_clock_s() + TDM__TIMING_SHM_HELLO_S};
 }
 
 /* One iteration: waits for new connections, up to the limit, and for notes of all guests. */
@@ -256,7 +258,7 @@ static tdm_status party_fail_missing(const party *p, tdm_error *err)
         err, TDM_ERR_PEER_TIMEOUT,
         "not all ranks of this host requested its shared memory within %.0f s; missing: "
         "%s",
-        JOIN_S, length ? list : "an answer");
+        TDM__TIMING_SHM_JOIN_S, length ? list : "an answer");
 }
 
 tdm_status tdm__host_hand_out(tdm__host *host, tdm_error *err)
@@ -274,7 +276,7 @@ tdm_status tdm__host_hand_out(tdm__host *host, tdm_error *err)
         goto free_all;
     }
     for (int i = 0; i < capacity; i++) p.guests[i].fd = -1;
-    double until_s = tdm_clock_s() + JOIN_S;
+    double until_s = tdm_clock_s() + TDM__TIMING_SHM_JOIN_S;
     while (p.ready_count < host->count - 1 && p.failed_place < 0 && !p.given_up &&
            tdm_clock_s() < until_s) {
         party_serve(&p, until_s);
@@ -286,7 +288,7 @@ tdm_status tdm__host_hand_out(tdm__host *host, tdm_error *err)
     note go = note_of(host, STEP_GO, bad);
     for (int i = 0; i < capacity; i++) {
         if (p.guests[i].fd < 0) continue;
-        if (p.guests[i].step != STEP_HELLO) (void)note_send(p.guests[i].fd, &go, -1);
+        if (p.guests[i].step != STEP_HELLO) (void)note_send(p.guests[i].fd, &go, NULL);
         close(p.guests[i].fd);
     }
 free_all:
@@ -312,11 +314,11 @@ static tdm_status host_connect_lowest(tdm__host *host, const uint8_t *name, size
     if (fd < 0)
         return tdm_fail(err, TDM_ERR_SYSTEM, "cannot create a socket to request shared memory: %s",
                         strerror(errno));
-    double until_s = tdm_clock_s() + JOIN_S;
+    double until_s = tdm_clock_s() + TDM__TIMING_SHM_JOIN_S;
     while (connect(fd, (const struct sockaddr *)&address, length) != 0) {
         bool busy = errno == EAGAIN || errno == EINTR;
         if (busy && tdm_clock_s() < until_s && !tdm__cancellation_is_due(&host->cancellation)) {
-            tdm_clock_sleep(RETRY_NS * 1e-9);
+            tdm_clock_sleep(TDM__TIMING_SHM_CONNECT_RETRY_S);
             continue;
         }
         tdm_status status = tdm_fail(
@@ -336,22 +338,29 @@ static tdm_status host_connect_lowest(tdm__host *host, const uint8_t *name, size
     return TDM_OK;
 }
 
-/* The file descriptor of a message; -1 for none. More than one are closed. */
-static int message_take_fd(struct msghdr *message)
+/* Keeps the descriptors of a message in the unused entries of `out`, and closes all others. */
+static void message_take_fds(struct msghdr *message, int out[FD_COUNT])
 {
-    int fd = -1;
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c))
-        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
-            c->cmsg_len == CMSG_LEN(sizeof(int)))
-            memcpy(&fd, CMSG_DATA(c), sizeof(fd));
-    return fd;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+        size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; i++) {
+            int fd = -1, place = 0;
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(fd));
+            while (out && place < FD_COUNT && out[place] >= 0) place++;
+            if (out && place < FD_COUNT)
+                out[place] = fd;
+            else
+                close(fd);
+        }
+    }
 }
 
-/* Reads one note, and the file descriptor if it has one. */
-static tdm_status host_read_note(tdm__host *host, int fd, note_step step, note *out, int *out_fd,
-                                 tdm_error *err)
+/* Reads one note, and its descriptors into those entries of `fds` that are -1. */
+static tdm_status host_read_note(tdm__host *host, int fd, note_step step, note *out,
+                                 int fds[FD_COUNT], tdm_error *err)
 {
-    double until_s = tdm_clock_s() + JOIN_S;
+    double until_s = tdm_clock_s() + TDM__TIMING_SHM_JOIN_S;
     size_t got = 0;
     while (got < sizeof(*out)) {
         double left_s = until_s - tdm_clock_s();
@@ -359,14 +368,14 @@ static tdm_status host_read_note(tdm__host *host, int fd, note_step step, note *
             return tdm_fail(
                 err, TDM_ERR_PEER_TIMEOUT,
                 "rank %d did not answer the request for this host's shared memory within %.0f s",
-                host->ranks[0], JOIN_S);
+                host->ranks[0], TDM__TIMING_SHM_JOIN_S);
         if (tdm__cancellation_is_due(&host->cancellation)) return host_wait_cancelled(host, err);
         struct pollfd poller = {.fd = fd, .events = POLLIN};
         left_s = tdm__cancellation_slice(&host->cancellation, left_s);
         if (poll(&poller, 1, (int)(left_s * 1000) + 1) <= 0) continue;
         union {
             struct cmsghdr align;
-            char space[CMSG_SPACE(sizeof(int))];
+            char space[CMSG_SPACE(FD_COUNT * sizeof(int))];
         } control;
         struct iovec io = {.iov_base = (uint8_t *)out + got, .iov_len = sizeof(*out) - got};
         struct msghdr message = {.msg_iov = &io,
@@ -380,11 +389,7 @@ static tdm_status host_read_note(tdm__host *host, int fd, note_step step, note *
                             "rank %d closed the connection for this host's shared memory: it has "
                             "exited or failed, or another process connected as this rank",
                             host->ranks[0]);
-        int came = message_take_fd(&message);
-        if (came >= 0 && out_fd && *out_fd < 0)
-            *out_fd = came;
-        else if (came >= 0)
-            close(came);
+        message_take_fds(&message, fds);
         got += (size_t)read_bytes;
     }
     if (!note_fits(host, out, step))
@@ -412,18 +417,20 @@ tdm_status tdm__host_ask(tdm__host *host, const uint8_t *name, size_t name_bytes
     int fd = -1;
     TDM_TRY(host_connect_lowest(host, name, name_bytes, &fd, err));
     note hello = note_of(host, STEP_HELLO, false), heard = {0};
+    int fds[FD_COUNT] = {-1, -1};
     tdm_status status = TDM_OK;
-    if (!note_send(fd, &hello, -1))
+    if (!note_send(fd, &hello, NULL))
         status = tdm_fail(err, TDM_ERR_PEER_FAILED, "cannot request shared memory from rank %d: %s",
                           host->ranks[0], strerror(errno));
-    if (status == TDM_OK)
-        status = host_read_note(host, fd, STEP_MEMORY, &heard, &host->memory_fd, err);
+    if (status == TDM_OK) status = host_read_note(host, fd, STEP_MEMORY, &heard, fds, err);
+    host->memory_fd = fds[0];
     if (status == TDM_OK) {
         status = host_check_memory(host, heard.bytes, err);
         if (status == TDM_OK) status = tdm__host_map(host, heard.bytes, err);
+        if (status == TDM_OK) status = tdm_shm_attach(fds[1], &host->shm, err);
         if (status == TDM_OK) status = tdm__host_enter(host, err);
         note ready = note_of(host, STEP_READY, status != TDM_OK);
-        if (!note_send(fd, &ready, -1) && status == TDM_OK)
+        if (!note_send(fd, &ready, NULL) && status == TDM_OK)
             status = tdm_fail(err, TDM_ERR_PEER_FAILED,
                               "rank %d exited while shared memory was "
                               "passed on",
@@ -435,6 +442,7 @@ tdm_status tdm__host_ask(tdm__host *host, const uint8_t *name, size_t name_bytes
             err, TDM_ERR_PEER_FAILED,
             "a rank of this host could not map its shared memory: see rank %d's error",
             host->ranks[0]);
+    if (fds[1] >= 0) close(fds[1]); /* tdm_shm_attach has duplicated it */
     close(fd);
     return status;
 }

@@ -117,7 +117,7 @@ tdm_status tdm__share_cpus(tdm_comm *comm, const tdm_job *job, bool logs, int *t
     tdm_arena *arena = tdm_arena_create("CPUs");
     cpus *all = arena ? tdm_arena_array(arena, (size_t)size, sizeof(*all)) : NULL;
     tdm_status status = all ? TDM_OK : tdm_fail_oom(err, "in training");
-    status = tdm__agree(comm, status, NULL, err);
+    status = tdm_comm_agree(comm, status, NULL, err);
     assert(status != TDM_OK || all); /* the ranks agree only if all have memory */
     if (status == TDM_OK) {
         all[rank] = cpus_here(job);
@@ -169,12 +169,12 @@ tdm_status tdm__same_numerics(tdm_comm *comm, const tdm_job *job, tdm_error *err
     tdm_arena *arena = tdm_arena_create("hosts");
     tdm__host_name *names = arena ? tdm_arena_array(arena, (size_t)size, sizeof(*names)) : NULL;
     tdm_status status = names ? TDM_OK : tdm_fail_oom(err, "in training");
-    status = tdm__agree(comm, status, NULL, err);
+    status = tdm_comm_agree(comm, status, NULL, err);
     if (status == TDM_OK) status = tdm__host_names(comm, names, err);
     if (status == TDM_OK && differs == tdm__rank_of(comm))
         status = numerics_fail(text, names, differs, job, err);
     tdm_arena_destroy(arena);
-    return tdm__agree(comm, status, NULL, err);
+    return tdm_comm_agree(comm, status, NULL, err);
 }
 
 void tdm__warn_of_numerics(const char *path, const char *there, const tdm_job *job,

@@ -3,6 +3,7 @@
 #define TANDEM_TRAIN_INTERNAL_H
 
 #include "checkpoint/checkpoint.h"
+#include "comm/comm.h"
 #include "optim/optim.h"
 #include "parallel/parallel.h"
 
@@ -235,12 +236,6 @@ void tdm__warn_of_numerics(const char *path, const char *there, const tdm_job *j
 /* 0 and 1 without a comm. */
 int tdm__rank_of(tdm_comm *comm);
 int tdm__size_of(tdm_comm *comm);
-/* Whether a status describes the world and not an operation of this rank. */
-bool tdm__is_peer_status(tdm_status status);
-/* Ends a phase that each rank executed alone: all ranks get TDM_OK, or the error of the lowest rank
- * that failed. `requests` (may be NULL), up to eight bits, are or-ed over the ranks. Collective; a
- * status of the peer group is returned unchanged. */
-tdm_status tdm__agree(tdm_comm *comm, tdm_status status, unsigned *requests, tdm_error *err);
 /* This rank failed where others may wait for it: aborts their calls with this error's message. */
 void tdm__call_off(tdm_comm *comm, const tdm_error *err);
 /* Compares texts of `bytes` bytes, zero-padded. *differs: the lowest rank whose text is not empty and not that of
@@ -250,8 +245,8 @@ tdm_status tdm__same_text(tdm_comm *comm, char *text, size_t bytes, int *differs
  * hash but determine which calls they make (duration, ZeRO, checkpoint interval), or if only some of them
  * resume. Collective. */
 tdm_status tdm__same_settings(tdm_comm *comm, const tdm_job *job, bool resumes, tdm_error *err);
-/* Whether this is the lowest rank of its node. */
-bool tdm__leads_node(tdm_comm *comm);
+/* Whether another rank shares the memory of this rank's node. */
+bool tdm__shares_node(tdm_comm *comm);
 typedef struct tdm__host_name {
     char text[64];
 } tdm__host_name;
@@ -260,11 +255,10 @@ tdm_status tdm__host_names(tdm_comm *comm, tdm__host_name *out, tdm_error *err);
 
 /* ---- one copy of the data for a node (share.c) ------------------------------------------------- */
 
-/* Moves the features to memory that the ranks of a node share, and frees all other copies. If that
- * memory is not available, every rank keeps its copy. Collective. */
-tdm_status tdm__data_share(tdm_job_data *data, tdm_comm *comm, tdm_error *err);
-/* The same in the host's shared memory; the first process of a host copies the data. Not collective. */
-void tdm__data_keep(tdm_job_data *data, tdm_shm *shm);
+/* Moves the features to a region of the segment, and frees all other copies. `hash` is that of the data. Every process
+ * of the node calls this; if the region is not available, the process keeps its copy. Not collective. The region
+ * exists until the segment is closed. */
+void tdm__data_share(tdm_job_data *data, const char *hash, tdm_shm *shm);
 
 /* ---- checkpoints (model.c) ------------------------------------------------------------------- */
 

@@ -1,13 +1,10 @@
 /*
  * ranks.c: agreement between the ranks of a training run, between its phases.
  *
- * A phase that each rank executes alone (reading data, allocating memory) ends with tdm__agree: all
+ * A phase that each rank executes alone (reading data, allocating memory) ends with tdm_comm_agree: all
  * ranks get the same result, success or the error of the lowest rank that failed. So an error that all
  * ranks have is reported once, and no rank continues alone. If a rank fails inside a collective phase,
- * the others cannot know; it calls tdm__call_off, which aborts their calls with its message. Statuses of
- * the peer group come from the world itself: all ranks have them or will get them.
- *
- * Without a comm there is one rank, which agrees with itself.
+ * the others cannot know; it calls tdm__call_off, which aborts their calls with its message.
  */
 #include "base/base.h"
 #include "job/job.h"
@@ -19,13 +16,6 @@
 #include <string.h>
 #include <unistd.h>
 
-bool tdm__is_peer_status(tdm_status status)
-{
-    return status == TDM_ERR_PEER_FAILED || status == TDM_ERR_PEER_MISMATCH ||
-           status == TDM_ERR_PEER_TIMEOUT || status == TDM_ERR_PEER_REFUSED ||
-           status == TDM_ERR_PEER_LEFT || status == TDM_ERR_PEER_FENCED;
-}
-
 int tdm__rank_of(tdm_comm *comm)
 {
     return comm ? tdm_comm_rank(comm) : 0;
@@ -36,45 +26,11 @@ int tdm__size_of(tdm_comm *comm)
     return comm ? tdm_comm_size(comm) : 1;
 }
 
-/* Distributes the error of `rank`. */
-static tdm_status error_broadcast(tdm_comm *comm, int rank, tdm_error *err)
-{
-    tdm_error shared = {.status = TDM_OK};
-    if (tdm__rank_of(comm) == rank) shared = *err;
-    TDM_TRY(tdm_group_broadcast(tdm_comm_world(comm), &shared, sizeof(shared), TDM_DTYPE_U8, rank,
-                                err));
-    /* No rank may leave, which breaks the world, before all have received the error. The result of the
-     * barrier does not matter. */
-    tdm_group_barrier(tdm_comm_world(comm), &(tdm_error){.status = TDM_OK});
-    shared.message[sizeof(shared.message) - 1] = '\0';
-    if (rank == 0) return tdm_fail(err, shared.status, "%s", shared.message);
-    return tdm_fail(err, shared.status, "rank %d: %s", rank, shared.message);
-}
-
-tdm_status tdm__agree(tdm_comm *comm, tdm_status status, unsigned *requests, tdm_error *err)
-{
-    int size = tdm__size_of(comm);
-    if (size == 1 || tdm__is_peer_status(status)) return status;
-    /* MIN over: the lowest rank that failed, and the complement of each request bit. */
-    enum { REQUEST_BITS = 8 };
-    int64_t votes[1 + REQUEST_BITS];
-    votes[0] = status == TDM_OK ? size : tdm__rank_of(comm);
-    for (int i = 0; i < REQUEST_BITS; i++) votes[1 + i] = requests && (*requests >> i & 1) ? 0 : 1;
-    tdm_error broken;
-    tdm_status agreed = tdm_group_all_reduce(tdm_comm_world(comm), NULL, votes, 1 + REQUEST_BITS,
-                                             TDM_DTYPE_I64, TDM_REDUCE_MIN, &broken);
-    /* This rank's own error is more informative than the loss of the others. */
-    if (agreed != TDM_OK && status != TDM_OK) return status;
-    if (agreed != TDM_OK) return tdm_fail(err, agreed, "%s", broken.message);
-    for (int i = 0; i < REQUEST_BITS && requests; i++)
-        if (votes[1 + i] == 0) *requests |= 1u << i;
-    return votes[0] == size ? TDM_OK : error_broadcast(comm, (int)votes[0], err);
-}
-
 void tdm__call_off(tdm_comm *comm, const tdm_error *err)
 {
     char why[sizeof(err->message) + 32];
-    if (tdm__size_of(comm) == 1 || tdm__is_peer_status(err->status)) return;
+    if (tdm__size_of(comm) == 1 || tdm_status_group_of(err->status) == TDM_STATUS_GROUP_PEER)
+        return;
     snprintf(why, sizeof(why), "rank %d: %s", tdm__rank_of(comm), err->message);
     tdm_comm_revoke(comm, why);
 }
@@ -86,8 +42,8 @@ tdm_status tdm__same_text(tdm_comm *comm, char *text, size_t bytes, int *differs
     if (size == 1) return TDM_OK;
     tdm_arena *arena = tdm_arena_create("comparison");
     char *all = arena ? tdm_arena_array(arena, (size_t)size, bytes) : NULL;
-    tdm_status status = tdm__agree(comm, all ? TDM_OK : tdm_fail_oom(err, "in training"), NULL,
-                                   err);
+    tdm_status status = tdm_comm_agree(comm, all ? TDM_OK : tdm_fail_oom(err, "in training"), NULL,
+                                       err);
     assert(all || status != TDM_OK);
     if (status == TDM_OK) {
         memcpy(all + (size_t)tdm__rank_of(comm) * bytes, text, bytes);
@@ -161,22 +117,24 @@ tdm_status tdm__same_settings(tdm_comm *comm, const tdm_job *job, bool resumes, 
     int64_t *numbers = arena
                            ? tdm_arena_array(arena, 2 * (tdm_job_key_count() + 1), sizeof(*numbers))
                            : NULL;
-    tdm_status status = tdm__agree(comm, numbers ? TDM_OK : tdm_fail_oom(err, "in training"), NULL,
-                                   err);
+    tdm_status status = tdm_comm_agree(comm, numbers ? TDM_OK : tdm_fail_oom(err, "in training"),
+                                       NULL, err);
     assert(numbers || status != TDM_OK);
     if (status == TDM_OK) {
         status = settings_compare(comm, job, resumes, numbers, err);
-        status = tdm__agree(comm, status, NULL, err); /* no rank leaves before all have compared */
+        status = tdm_comm_agree(comm, status, NULL,
+                                err); /* no rank leaves before all have compared */
     }
     tdm_arena_destroy(arena);
     return status;
 }
 
-bool tdm__leads_node(tdm_comm *comm)
+bool tdm__shares_node(tdm_comm *comm)
 {
-    for (int i = 0; i < tdm__rank_of(comm); i++)
-        if (tdm_comm_node_of(comm, i) == tdm_comm_node_of(comm, tdm_comm_rank(comm))) return false;
-    return true;
+    int rank = tdm__rank_of(comm);
+    for (int i = 0; i < tdm__size_of(comm); i++)
+        if (i != rank && tdm_comm_node_of(comm, i) == tdm_comm_node_of(comm, rank)) return true;
+    return false;
 }
 
 tdm_status tdm__host_names(tdm_comm *comm, tdm__host_name *out, tdm_error *err)

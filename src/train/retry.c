@@ -2,9 +2,7 @@
  * retry.c: pauses between attempts. (See retry.h.) No clock and no waiting here: the caller does both.
  */
 #include "train/retry.h"
-
-#define MIN_PAUSE_S 0.5
-#define MAX_PAUSE_S 30.0
+#include "base/timing.h"
 
 bool tdm__is_disk_status(tdm_status status)
 {
@@ -22,12 +20,14 @@ bool tdm__is_disk_status(tdm_status status)
 
 void tdm__retry_failed(tdm__retry *retry, double now_s)
 {
-    double pause_s = MIN_PAUSE_S;
+    double pause_s = TDM__TIMING_TRAIN_RETRY_MIN_S;
     if (retry->failures == 0) retry->first_s = now_s;
-    for (unsigned i = 0; i < retry->failures && pause_s < MAX_PAUSE_S; i++) pause_s *= 2;
+    for (unsigned i = 0; i < retry->failures && pause_s < TDM__TIMING_TRAIN_RETRY_MAX_S; i++)
+        pause_s *= 2;
     retry->failures++;
     retry->failed_s = now_s;
-    retry->next_s = now_s + (pause_s < MAX_PAUSE_S ? pause_s : MAX_PAUSE_S);
+    retry->next_s =
+        now_s + (pause_s < TDM__TIMING_TRAIN_RETRY_MAX_S ? pause_s : TDM__TIMING_TRAIN_RETRY_MAX_S);
 }
 
 tdm__retry_choice tdm__retry_choose(const tdm__retry *retry, double budget_s, double now_s)

@@ -10,6 +10,7 @@
  * directory is visible there, and to their agent, which forwards the lines to rank 0's log.
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "os/os.h"
 #include "train/internal.h"
 #include "train/ledger.h"
@@ -18,7 +19,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +30,7 @@
 #define LOG_NAME "log.jsonl"
 #define LINES_LIMIT_BYTES (UINT64_C(4) << 30)
 
-enum { LOCK_TRIES = 5, LOCK_PAUSE_MS = 10, LOCK_MODE = 0600 };
+enum { LOCK_TRIES = 5, LOCK_MODE = 0600 };
 
 /* Appends a complete line or nothing: a line that a full disk truncated is removed. A failure is only recorded,
  * because this also runs inside the log sink, where logging is impossible. */
@@ -132,7 +132,7 @@ static tdm_status run_lock(tdm__run *run, bool joins, tdm_error *err)
     for (int tries = 0; tries < LOCK_TRIES; tries++) { /* a reader holds it for a moment */
         if (flock(run->lock_fd, (joins ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) return TDM_OK;
         if (errno != EWOULDBLOCK) return tdm_os_fail(err, "locking", path);
-        (void)poll(NULL, 0, LOCK_PAUSE_MS);
+        tdm_clock_sleep(TDM__TIMING_TRAIN_RUN_LOCK_RETRY_S);
     }
     return tdm_fail(err, TDM_ERR_BUSY,
                     "%s: another process is training in this run; wait for it or stop it",

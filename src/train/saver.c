@@ -10,7 +10,6 @@
  */
 #include "train/saver.h"
 #include "base/base.h"
-#include "comm/comm.h"
 #include "os/os.h"
 
 #include "train/saver_job.h"
@@ -37,7 +36,7 @@ struct tdm__saver {
     int writer_count;         /* number of writers */
     int writer_index;         /* of this rank; -1: it does not write */
     tdm__saver_board *board;  /* NULL: this rank does not write */
-    bool own_board;           /* private memory */
+    tdm_shm *board_shm;       /* the segment of the board; NULL: private memory */
     tdm__saver_job *job;      /* in progress; NULL: none */
     tdm__snapshot_pool *pool; /* memory for copies */
     bool own_pool;            /* created by the saver */
@@ -116,6 +115,26 @@ static tdm_status saver_prepare_pool(tdm__saver *s, tdm_error *err)
     return TDM_OK;
 }
 
+/* The writers share the board: a region that the first of them creates. */
+static tdm_status saver_make_board(tdm__saver *s, tdm_error *err)
+{
+    char name[TDM_SHM_NAME_BYTES];
+    void *memory = NULL;
+    size_t bytes = sizeof(tdm__saver_board) + s->chunk_count * TDM_SHA256_HEX;
+    if (s->writer_count == 1 && s->writer_index == 0) {
+        s->board = calloc(1, bytes);
+        return s->board ? TDM_OK : tdm_fail_oom(err, "in training");
+    }
+    if (s->writer_index < 0) return TDM_OK;
+    tdm_shm *shm = tdm_comm_shm(s->comm, err);
+    if (!shm) return TDM_ERR_NO_MEMORY;
+    snprintf(name, sizeof(name), "saver-board-%u", (unsigned)tdm_comm_shm_scope(s->comm));
+    TDM_TRY(tdm_shm_region_take(shm, name, bytes, NULL, &memory, err));
+    s->board = memory;
+    s->board_shm = shm;
+    return TDM_OK;
+}
+
 static tdm_status saver_prepare(tdm__saver *s, tdm_error *err)
 {
     tdm__state *state = s->state;
@@ -128,32 +147,7 @@ static tdm_status saver_prepare(tdm__saver *s, tdm_error *err)
                              &s->chunk_count, err));
     for (size_t i = 0; i < s->chunk_count; i++) s->bytes += s->chunks[i].bytes;
     TDM_TRY(saver_prepare_pool(s, err));
-    if (s->writer_index != 0) return TDM_OK;
-    size_t bytes = sizeof(tdm__saver_board) + s->chunk_count * TDM_SHA256_HEX;
-    if (s->writer_count > 1) {
-        void *memory = NULL;
-        TDM_TRY(tdm_comm_shared(s->comm, bytes, &memory, err));
-        s->board = memory; /* freed with the comm: other ranks may use it until then */
-        return TDM_OK;
-    }
-    s->board = calloc(1, bytes);
-    s->own_board = true;
-    return s->board ? TDM_OK : tdm_fail_oom(err, "in training");
-}
-
-/* Distributes the address of the board to the other writers. Collective. */
-static tdm_status saver_share_board(tdm__saver *s, tdm_error *err)
-{
-    if (s->writer_count == 1) return TDM_OK;
-    uint64_t place = s->rank == 0 ? tdm_comm_shared_place(s->comm, s->board) : 0;
-    TDM_TRY(
-        tdm_group_broadcast(tdm_comm_world(s->comm), &place, sizeof(place), TDM_DTYPE_U8, 0, err));
-    if (s->rank != 0 && s->writer_index >= 0) s->board = tdm_comm_shared_at(s->comm, place);
-    bool found = s->board || s->writer_index < 0;
-    tdm_status status = found ? TDM_OK
-                              : tdm_fail(err, TDM_ERR_INTERNAL,
-                                         "the shared memory of rank 0 was not found");
-    return tdm__agree(s->comm, status, NULL, err);
+    return saver_make_board(s, err);
 }
 
 tdm_status tdm__saver_create(const tdm__saver_options *options, tdm__saver **out, tdm_error *err)
@@ -170,8 +164,7 @@ tdm_status tdm__saver_create(const tdm__saver_options *options, tdm__saver **out
         s->rank = tdm__rank_of(comm);
         status = saver_prepare(s, err);
     }
-    status = tdm__agree(comm, status, NULL, err);
-    if (status == TDM_OK && s) status = saver_share_board(s, err);
+    status = tdm_comm_agree(comm, status, NULL, err);
     if (status != TDM_OK) {
         tdm__saver_destroy(s);
         return status;
@@ -184,7 +177,10 @@ void tdm__saver_destroy(tdm__saver *saver)
 {
     if (!saver) return;
     tdm__saver_abandon(saver);
-    if (saver->own_board) free(saver->board);
+    if (saver->board_shm)
+        tdm_shm_region_release(saver->board_shm, saver->board);
+    else
+        free(saver->board);
     if (saver->own_pool) tdm__snapshot_pool_destroy(saver->pool);
     tdm_arena_destroy(saver->arena);
     free(saver);
@@ -224,7 +220,7 @@ static void saver_end_job(tdm__saver *s)
 
 void tdm__saver_hold(tdm__saver *saver)
 {
-    if (!saver->job || !saver->job->copies) return;
+    if (!saver->job || !saver->job->must_hold) return;
     double begin = tdm_clock_s();
     tdm__saver_job_hold(saver->job);
     saver->hold_s += tdm_clock_s() - begin;
@@ -305,7 +301,8 @@ static tdm_status job_prepare_lazy_copy(tdm__saver *s, tdm__saver_job *job, tdm_
         if (now) memcpy(now, piece->bytes, piece->count);
         piece->bytes = now;
     }
-    job->copies = !missing;
+    job->must_hold = !missing;
+    if (!missing) job->phase = TDM__SAVER_COPYING;
     return missing ? tdm_fail_oom(err, "in training") : TDM_OK;
 }
 
@@ -449,14 +446,6 @@ typedef struct opening {
     uint64_t step;
 } opening;
 
-/* MIN of the votes of all ranks. Collective. */
-static tdm_status saver_vote(tdm__saver *s, int64_t *votes, size_t count, tdm_error *err)
-{
-    if (tdm__size_of(s->comm) == 1) return TDM_OK;
-    return tdm_group_all_reduce(tdm_comm_world(s->comm), NULL, votes, count, TDM_DTYPE_I64,
-                                TDM_REDUCE_MIN, err);
-}
-
 /* Keeps a failure of the opening as result, on all ranks. */
 static void saver_keep_failure(tdm__saver *s, const tdm__save *what, const opening *open)
 {
@@ -472,16 +461,16 @@ static void saver_keep_failure(tdm__saver *s, const tdm__save *what, const openi
 static tdm_status saver_agree_on_mode(tdm__saver *s, tdm__saver_job *job, const opening *open,
                                       save_mode *out, tdm_error *err)
 {
-    tdm_status joined = TDM_OK;
-    if (s->writer_index > 0) joined = job_join_file(job, &open->invitation, &(tdm_error){0});
-    enum { JOINED, COPIES, VOTES };
-    int64_t votes[VOTES] = {
-        [JOINED] = joined == TDM_OK,
-        [COPIES] = s->options.background && !s->waits && !s->in_files && saver_copy_fits(s),
-    };
-    TDM_TRY(saver_vote(s, votes, VOTES, err));
-    *out = (save_mode){.writers = votes[JOINED] ? s->writer_count : 1,
-                       .copies = votes[COPIES] != 0};
+    enum { CANNOT_JOIN = 1, CANNOT_COPY = 2 };
+    unsigned flags = 0;
+    if (s->writer_index > 0 &&
+        job_join_file(job, &open->invitation, &(tdm_error){.status = TDM_OK}) != TDM_OK)
+        flags |= CANNOT_JOIN;
+    if (!s->options.background || s->waits || s->in_files || !saver_copy_fits(s))
+        flags |= CANNOT_COPY;
+    TDM_TRY(tdm_comm_agree(s->comm, TDM_OK, &flags, err));
+    *out = (save_mode){.writers = flags & CANNOT_JOIN ? 1 : s->writer_count,
+                       .copies = !(flags & CANNOT_COPY)};
     /* Ranks that do not write take no part in the save and would not wait for the copies of others. */
     out->lazy = s->options.lazy && out->writers == s->writer_count;
     return TDM_OK;
@@ -494,21 +483,23 @@ static tdm_status saver_fill_job(tdm__saver *s, tdm__saver_job *job, const openi
     tdm_extent share = {0};
     bool writes = s->writer_index >= 0 && s->writer_index < how->writers;
     if (writes) share = saver_chunks_of(s, s->writer_index, how->writers);
-    tdm_error why = {0};
-    tdm_status status = job_collect_pieces(s, job, share, how, open->invitation.data_at, bad, &why);
-    enum { COPIED, GOOD, VOTES };
-    int64_t votes[VOTES] = {[COPIED] = status == TDM_OK, [GOOD] = *bad < 0 ? INT64_MAX : *bad};
-    TDM_TRY(saver_vote(s, votes, VOTES, err));
-    if (!votes[COPIED] && how->copies) { /* a rank has not enough memory */
+    enum { NOT_COPIED = 1, HAS_BAD = 2 };
+    tdm_status status = job_collect_pieces(s, job, share, how, open->invitation.data_at, bad, err);
+    unsigned flags = (status != TDM_OK ? NOT_COPIED : 0) | (*bad >= 0 ? HAS_BAD : 0);
+    TDM_TRY(tdm_comm_agree(s->comm, how->copies ? TDM_OK : status, &flags, err));
+    if (flags & NOT_COPIED) { /* a rank has not enough memory */
         tdm_pages_unmap(&job->copy);
-        job->names = NULL;
-        job->copies = how->copies = false;
+        job->phase = TDM__SAVER_WRITING;
+        job->must_hold = how->copies = false;
         return saver_fill_job(s, job, open, how, bad, err);
     }
-    *bad = votes[GOOD] == INT64_MAX ? -1 : votes[GOOD];
-    return tdm__agree(s->comm, status, NULL, &why) == TDM_OK
-               ? TDM_OK
-               : tdm_fail(err, why.status, "%s", why.message);
+
+    if (!(flags & HAS_BAD) || tdm__size_of(s->comm) == 1) return TDM_OK;
+    int64_t first = *bad < 0 ? INT64_MAX : *bad;
+    TDM_TRY(tdm_group_all_reduce(tdm_comm_world(s->comm), NULL, &first, 1, TDM_DTYPE_I64,
+                                 TDM_REDUCE_MIN, err));
+    *bad = first;
+    return TDM_OK;
 }
 
 static tdm_status saver_run_job(tdm__saver *s, tdm__saver_job *job, const save_mode *how,
@@ -550,7 +541,8 @@ static tdm_status saver_save_sharded(tdm__saver *s, const tdm__save *what, tdm_e
     s->state->gate = s->options.gate.may_commit ? &s->options.gate : NULL;
     saved.status = tdm__state_save(s->state, what->path, &content, saved.state_hash, &why);
     s->state->gate = NULL;
-    if (tdm__is_peer_status(saved.status) && saved.status != TDM_ERR_PEER_FENCED)
+    if (tdm_status_group_of(saved.status) == TDM_STATUS_GROUP_PEER &&
+        saved.status != TDM_ERR_PEER_FENCED)
         return tdm_fail(err, saved.status, "%s", why.message);
     if (saved.status != TDM_OK) snprintf(saved.message, sizeof(saved.message), "%s", why.message);
 
@@ -642,8 +634,8 @@ tdm_status tdm__saver_begin(tdm__saver *saver, const tdm__save *what, const char
     opening open;
     tdm_status status = saver_open_file(saver, job, what, &open, err);
     if (status == TDM_OK && open.error.status == TDM_OK)
-        status = tdm__agree(saver->comm, job ? TDM_OK : tdm_fail_oom(err, "in training"), NULL,
-                            err);
+        status = tdm_comm_agree(saver->comm, job ? TDM_OK : tdm_fail_oom(err, "in training"), NULL,
+                                err);
     if (status != TDM_OK || open.error.status != TDM_OK || !job) {
         if (status == TDM_OK) saver_keep_failure(saver, what, &open);
         tdm__saver_job_abandon(job);

@@ -6,14 +6,14 @@
  * gate nor renames. A job does not retry: a disk that failed once may lose
  * earlier writes, so the temporary file is removed, and the next save starts again.
  *
- * A copy made during training reads the state under the lock and before the board reports it as copied; an
+ * The phases of a job are in saver_job.h. A copy made during training reads the state under the lock and before the board reports it as copied; an
  * inconsistent copy fails the save before training continues.
  *
  * Rank 0 waits for others only while they make progress; a lost rank or the end of the world ends the save.
  */
 #include "train/saver_job.h"
 #include "base/base.h"
-#include "comm/comm.h"
+#include "base/timing.h"
 #include "os/os.h"
 #include "os/thread.h"
 
@@ -24,11 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STILL_S 300.0 /* without progress: something hangs */
-
-#define HOLD_S 60.0 /* limit for copying a part of the state: far more than it takes */
-
-enum { NAP_NS = 500000, SHORT_NAP_NS = 20000, NICENESS = 10 };
+enum { NICENESS = 10 };
 
 enum { MAX_GROUP = 64, MAX_RUN = 16 }; /* pieces hashed together, and written at once */
 
@@ -42,6 +38,7 @@ tdm__saver_job *tdm__saver_job_create(void)
         free(job);
         return NULL;
     }
+    job->phase = TDM__SAVER_WRITING;
     job->begin_s = tdm_clock_s();
     return job;
 }
@@ -78,18 +75,18 @@ bool tdm__has_bad_numbers(const void *bytes, size_t count)
 
 /* ---- the board --------------------------------------------------------------------------------- */
 
-static bool job_is_abandoned(tdm__saver_job *job)
+static tdm__saver_phase job_phase(tdm__saver_job *job)
 {
     pthread_mutex_lock(&job->lock);
-    bool abandoned = !job->board;
+    tdm__saver_phase phase = job->phase;
     pthread_mutex_unlock(&job->lock);
-    return abandoned;
+    return phase;
 }
 
 /* Under the lock: neither abandoned nor failed on any rank. Once false, it stays false for this job. */
 static bool job_is_good(const tdm__saver_job *job)
 {
-    return job->board && atomic_load(&job->board->failed) == 0;
+    return job->phase != TDM__SAVER_ABANDONED && atomic_load(&job->board->failed) == 0;
 }
 
 /* Reports on the board why this rank's part is missing. */
@@ -97,7 +94,7 @@ static void job_report_failure(tdm__saver_job *job, const tdm_error *why)
 {
     pthread_mutex_lock(&job->lock);
     int none = 0;
-    if (job->board &&
+    if (job->phase != TDM__SAVER_ABANDONED &&
         atomic_compare_exchange_strong(&job->board->failed, &none, job->writer_index + 1)) {
         job->board->reason = *why;
         atomic_store(&job->board->has_reason, 1);
@@ -190,7 +187,10 @@ static void job_copy_pieces(tdm__saver_job *job)
         job_report_failure(job, &why);
     }
     pthread_mutex_lock(&job->lock);
-    if (job->board) atomic_fetch_add(&job->board->copied, 1);
+    if (job->phase != TDM__SAVER_ABANDONED) {
+        job->phase = TDM__SAVER_WRITING;
+        atomic_fetch_add(&job->board->copied, 1);
+    }
     pthread_mutex_unlock(&job->lock);
 }
 
@@ -205,20 +205,20 @@ static bool job_is_copied(const tdm__saver_job *job)
 void tdm__saver_job_hold(tdm__saver_job *job)
 {
     tdm_error why = {.status = TDM_OK};
-    double until = tdm_clock_s() + HOLD_S;
-    if (!job->copies || !job->board) return;
+    double until = tdm_clock_s() + TDM__TIMING_TRAIN_SAVE_HOLD_S;
+    if (!job->must_hold) return;
     while (!job_is_copied(job)) {
         if (job->comm && tdm_group_check(tdm_comm_world(job->comm), &why) != TDM_OK) break;
         if (tdm_clock_s() > until) {
             tdm_fail(&why, TDM_ERR_TIMEOUT, "a rank did not copy its part of the state in %.0f s",
-                     HOLD_S);
+                     TDM__TIMING_TRAIN_SAVE_HOLD_S);
             break;
         }
-        tdm_clock_sleep(SHORT_NAP_NS * 1e-9);
+        tdm_clock_sleep(TDM__TIMING_TRAIN_SAVE_HOLD_CHECK_S);
     }
     /* Copies made from now on may be inconsistent and must not be committed. */
     if (why.status != TDM_OK) job_report_failure(job, &why);
-    job->copies = false;
+    job->must_hold = false;
 }
 
 /* An interrupted copy leaves pieces that point into the state, which may be freed at any time. An interruption
@@ -266,7 +266,7 @@ static tdm_status job_poll_board(tdm__saver_job *job, size_t *done, tdm_error *e
 {
     tdm_status status = TDM_OK;
     pthread_mutex_lock(&job->lock);
-    if (!job->board)
+    if (job->phase == TDM__SAVER_ABANDONED)
         status = tdm_fail(err, TDM_ERR_INTERRUPTED, "the save was abandoned");
     else if (atomic_load(&job->board->failed) != 0 && atomic_load(&job->board->has_reason))
         status = job_fail_of_peer(job, err);
@@ -286,11 +286,11 @@ static tdm_status job_await_chunks(tdm__saver_job *job, tdm_error *err)
         if (done >= job->chunk_count) return TDM_OK;
         if (done != seen) since = tdm_clock_s();
         seen = done;
-        if (tdm_clock_s() - since > STILL_S)
+        if (tdm_clock_s() - since > TDM__TIMING_TRAIN_SAVE_PROGRESS_S)
             return tdm_fail(err, TDM_ERR_TIMEOUT,
                             "%zu of %zu parts are written, and none within %.0f seconds", done,
-                            job->chunk_count, STILL_S);
-        tdm_clock_sleep(NAP_NS * 1e-9);
+                            job->chunk_count, TDM__TIMING_TRAIN_SAVE_PROGRESS_S);
+        tdm_clock_sleep(TDM__TIMING_TRAIN_SAVE_CHECK_S);
     }
 }
 
@@ -298,7 +298,8 @@ static tdm_status job_accept_chunks(tdm__saver_job *job, tdm_error *err)
 {
     pthread_mutex_lock(&job->lock);
     tdm_status status = TDM_OK;
-    if (!job->board) status = tdm_fail(err, TDM_ERR_INTERRUPTED, "the save was abandoned");
+    if (job->phase == TDM__SAVER_ABANDONED)
+        status = tdm_fail(err, TDM_ERR_INTERRUPTED, "the save was abandoned");
     for (size_t i = 0; i < job->chunk_count && status == TDM_OK; i++)
         status = tdm_checkpoint_writer_accept(job->writer, i, job->board->digests[i], err);
     pthread_mutex_unlock(&job->lock);
@@ -312,7 +313,7 @@ static tdm_status job_may_commit(void *user, tdm_error *err)
     tdm_os_test_point(&(tdm_test_point){"commit", job->saved.step, job->rank, 0});
     pthread_mutex_lock(&job->lock);
     tdm_status status = TDM_OK;
-    if (!job->board)
+    if (job->phase == TDM__SAVER_ABANDONED)
         status = tdm_fail(err, TDM_ERR_INTERRUPTED, "the save was abandoned");
     else if (job->outer.may_commit)
         status = job->outer.may_commit(job->outer.user, err);
@@ -357,7 +358,7 @@ static void job_complete_file(tdm__saver_job *job)
     }
     if (saved->status != TDM_OK)
         snprintf(saved->message, sizeof(saved->message), "%s", why.message);
-    else if (job->dir && !job_is_abandoned(job))
+    else if (job->dir && job_phase(job) != TDM__SAVER_ABANDONED)
         job_apply_retention(job);
     tdm_checkpoint_writer_abandon(job->writer);
     job->writer = NULL;
@@ -369,28 +370,30 @@ static void job_complete_file(tdm__saver_job *job)
 
 /* ---- threads and destruction ------------------------------------------------------------------- */
 
-void tdm__saver_job_run(tdm__saver_job *job)
+/* Executes the whole job; false if it was abandoned meanwhile. With `yields`, this thread gets a lower priority than
+ * training as soon as no rank waits for it. */
+static bool job_work(tdm__saver_job *job, bool yields)
 {
-    if (job->names) job_copy_pieces(job);
+    if (job_phase(job) == TDM__SAVER_COPYING) job_copy_pieces(job);
+    if (yields) (void)setpriority(PRIO_PROCESS, (id_t)gettid(), NICENESS);
     job_write_pieces(job);
     if (job->writer) job_complete_file(job);
     pthread_mutex_lock(&job->lock);
-    job->ended = true;
+    bool has_owner = job->phase != TDM__SAVER_ABANDONED;
+    if (has_owner) job->phase = TDM__SAVER_ENDED;
     pthread_mutex_unlock(&job->lock);
+    return has_owner;
+}
+
+void tdm__saver_job_run(tdm__saver_job *job)
+{
+    (void)job_work(job, false);
 }
 
 static void *job_thread(void *argument)
 {
     tdm__saver_job *job = argument;
-    if (job->names) job_copy_pieces(job); /* other ranks wait for that */
-    if (job->yields) (void)setpriority(PRIO_PROCESS, (id_t)gettid(), NICENESS);
-    job_write_pieces(job);
-    if (job->writer) job_complete_file(job);
-    pthread_mutex_lock(&job->lock);
-    job->ended = true;
-    bool mine = job->detached;
-    pthread_mutex_unlock(&job->lock);
-    if (mine) job_free(job);
+    if (!job_work(job, job->yields)) job_free(job);
     return NULL;
 }
 
@@ -402,10 +405,8 @@ void tdm__saver_job_start(tdm__saver_job *job)
 
 bool tdm__saver_job_ended(tdm__saver_job *job)
 {
-    pthread_mutex_lock(&job->lock);
-    bool ended = job->ended;
-    pthread_mutex_unlock(&job->lock);
-    return ended;
+    /* Until hold, the job remembers that the copies of other ranks may not be complete. */
+    return job_phase(job) == TDM__SAVER_ENDED && (!job->must_hold || job_is_copied(job));
 }
 
 void tdm__saver_job_join(tdm__saver_job *job)
@@ -418,10 +419,8 @@ void tdm__saver_job_abandon(tdm__saver_job *job)
 {
     if (!job) return;
     pthread_mutex_lock(&job->lock);
-    job->board = NULL;
-    job->comm = NULL;
-    bool runs = job->has_thread && !job->ended;
-    job->detached = runs;
+    bool runs = job->has_thread && job->phase != TDM__SAVER_ENDED;
+    job->phase = TDM__SAVER_ABANDONED;
     if (runs) pthread_detach(job->thread);
     pthread_mutex_unlock(&job->lock);
     if (runs) return; /* the thread frees the job */

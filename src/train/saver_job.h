@@ -5,6 +5,26 @@
  * the ranks of a node report progress, and the comm. Both are accessed under the job's lock,
  * and never after the job was abandoned: the caller may then close the world at once, while the
  * thread, which may be blocked by a slow disk, cleans up and frees the job later.
+ *
+ * The phases of a job:
+ *
+ *     tdm__saver_job_create
+ *            |
+ *            v
+ *      +-----------+  copied  +-----------+   ended   +---------+   abandon
+ *      |  COPYING  |--------->|  WRITING  |---------->|  ENDED  |------------> freed
+ *      +-----------+          +-----------+           +---------+
+ *            | abandon              | abandon
+ *            v                      v
+ *      +----------------------------------+   ended
+ *      |            ABANDONED             |----------------------------------> freed
+ *      +----------------------------------+
+ *
+ *   transition  function                  what happens
+ *   create      tdm__saver_job_create     nothing runs; without a copy the job begins in WRITING
+ *   copied      job_copy_pieces           the pieces point to the copy; the state may change when all writers are here
+ *   ended       job_work                  the part is written; on rank 0 the file is in place or has failed
+ *   abandon     tdm__saver_job_abandon    the world ends. A thread that runs frees the job, otherwise the caller
  */
 #ifndef TANDEM_TRAIN_SAVER_JOB_H
 #define TANDEM_TRAIN_SAVER_JOB_H
@@ -32,11 +52,18 @@ typedef struct tdm__saver_piece {
     size_t copy_at; /* in the copy, if there is one */
 } tdm__saver_piece;
 
+typedef enum tdm__saver_phase {
+    TDM__SAVER_COPYING,  /* the pieces point to the state */
+    TDM__SAVER_WRITING,  /* the pieces point to a copy, or training waits for the end of the save */
+    TDM__SAVER_ENDED,    /* `saved` is the result */
+    TDM__SAVER_ABANDONED /* neither the board nor the comm may be accessed */
+} tdm__saver_phase;
+
 typedef struct tdm__saver_job {
     pthread_mutex_t lock;
-    tdm__saver_board *board; /* NULL: abandoned */
-    tdm_comm *comm;          /* NULL: a single process */
-    bool ended, detached;    /* under the lock */
+    tdm__saver_phase phase; /* under the lock */
+    tdm__saver_board *board;
+    tdm_comm *comm; /* NULL: a single process */
     pthread_t thread;
     bool has_thread;
     bool yields; /* runs with lower priority than training */
@@ -49,9 +76,9 @@ typedef struct tdm__saver_job {
     /* memory that the pieces point to; empty: they point to the state itself. It may be taken
      * after the job was joined */
     tdm_pages copy;
-    bool copies;  /* the thread makes the copy first; until then the pieces point to the state */
-    bool *floats; /* by piece: the values must be finite */
-    char **names; /* tensor names of the pieces, for messages */
+    bool must_hold;        /* training has to call hold before its next change of the state */
+    bool *floats;          /* by piece: the values must be finite */
+    char **names;          /* tensor names of the pieces, for messages */
     tdm_file_writer *part; /* the temporary file */
 
     /* Rank 0: */
@@ -87,6 +114,8 @@ tdm__saver_job *tdm__saver_job_create(void);
 void tdm__saver_job_run(tdm__saver_job *job);
 /* Executes the job in a new thread; in the calling one if none can be created. */
 void tdm__saver_job_start(tdm__saver_job *job);
+/* Whether the job has ended and need not be held any more: a part can be written before the other writers have copied
+ * theirs. */
 bool tdm__saver_job_ended(tdm__saver_job *job);
 /* Waits until no writer needs the state any more; if that cannot happen, the save fails. */
 void tdm__saver_job_hold(tdm__saver_job *job);

@@ -1,135 +1,95 @@
 /*
- * share.c: one copy of the data for the ranks of a node.
+ * share.c: one copy of the data for the processes of a node.
  *
- * Every rank reads the data itself, because it needs all properties of the data set. Then the lowest
- * rank of each node copies the features, which are nearly all of it, into shared memory, and all ranks of
- * the node use that copy. The samples do not change, so no result does. The ranks of a node read the same
- * file; if one has read another number of bytes, the file changed while training started, which is an
- * error.
+ * Every process reads the data itself, because it needs all properties of the data set. Then the features, which are
+ * nearly all of it, are copied once into a region of shared memory whose name has the hash of the data, and
+ * every process that finds the same bytes there uses them and releases its own:
+ *
+ *     +----------------------------------+----------------------+
+ *     | copy_head: complete, its process | the bytes of the set |   region "data-HASH"
+ *     +----------------------------------+----------------------+
+ *
+ * The samples do not change, so no result does. A process that cannot use the region keeps its own memory.
  */
 #include "base/base.h"
-#include "comm/comm.h"
+#include "base/timing.h"
 #include "data/data.h"
 #include "os/os.h"
 #include "train/internal.h"
 
-#include <assert.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
-/* Location and size of a node's copy, by rank; exchanged between ranks. */
-typedef struct offer {
-    uint64_t place; /* UINT64_MAX: none */
-    uint64_t bytes;
-} offer;
-enum { OFFER_NUMBERS = sizeof(offer) / sizeof(int64_t) };
+/* At the beginning of the region; the bytes begin at the next multiple of 64. */
+typedef struct copy_head {
+    _Alignas(64) _Atomic uint32_t complete;
+    _Atomic int64_t process; /* that copies; 0: not yet known */
+} copy_head;
 
-static int node_leader(tdm_comm *comm)
+/* Waits for the process that copies. False: it has ended before, or takes too long. */
+static bool copy_await(const copy_head *head)
 {
-    int rank = tdm_comm_rank(comm), leader = 0;
-    while (tdm_comm_node_of(comm, leader) != tdm_comm_node_of(comm, rank)) leader++;
-    return leader;
+    double until_s = tdm_clock_s() + TDM__TIMING_TRAIN_DATA_COPY_S;
+    while (!atomic_load(&head->complete)) {
+        tdm_process_info info;
+        int64_t process = atomic_load(&head->process);
+        bool has_ended = process != 0 && (!tdm_os_process(process, &info) || info.is_dead);
+        if ((has_ended && !atomic_load(&head->complete)) || tdm_clock_s() > until_s) return false;
+        tdm_clock_sleep(TDM__TIMING_TRAIN_DATA_COPY_CHECK_S);
+    }
+    return true;
 }
 
-/* Whether any node has several ranks; the same on all ranks. */
-static bool node_is_shared(tdm_comm *comm)
+static bool memory_has_room(size_t bytes)
 {
-    for (int i = 0; i < tdm__size_of(comm); i++)
-        for (int k = 0; k < i; k++)
-            if (tdm_comm_node_of(comm, k) == tdm_comm_node_of(comm, i)) return true;
-    return false;
+    tdm_memory_info info;
+    tdm_os_memory_info(&info);
+    return info.available_bytes == 0 || bytes <= info.available_bytes;
 }
 
-static offer offer_create(tdm_comm *comm, const void *block, size_t bytes)
+/* `set` owns its block; `parts` (may be NULL) are in it. */
+static void dataset_share(tdm_dataset *set, tdm_dataset *const parts[2], const char *kind,
+                          const char *hash, tdm_shm *shm)
 {
-    offer own = {.place = UINT64_MAX, .bytes = bytes};
-    void *copy;
-    if (!tdm__leads_node(comm) || bytes == 0) return own;
-    if (tdm_comm_shared(comm, bytes, &copy, NULL) != TDM_OK) return own;
-    memcpy(copy, block, bytes);
-    own.place = tdm_comm_shared_place(comm, copy);
-    if (own.place == UINT64_MAX) tdm_comm_shared_free(comm, copy);
-    return own;
-}
-
-/* `set` owns its block; `parts` (may be NULL) are in it. `offers` has one entry per rank. */
-static tdm_status dataset_share(tdm_dataset *set, tdm_dataset *const parts[2], tdm_comm *comm,
-                                offer *offers, tdm_error *err)
-{
-    size_t bytes;
+    char name[TDM_SHM_NAME_BYTES];
+    size_t bytes, found_bytes;
+    bool is_new = false;
+    void *memory = NULL;
     const void *from = tdm_dataset_block(set, &bytes);
-    int rank = tdm_comm_rank(comm), leader = node_leader(comm);
-    offers[rank] = offer_create(comm, from, bytes);
-    TDM_TRY(tdm_group_all_gather(tdm_comm_world(comm), NULL, offers,
-                                 (size_t)tdm_comm_size(comm) * OFFER_NUMBERS, TDM_DTYPE_I64, err));
-    if (offers[leader].bytes != bytes)
-        return tdm_fail(err, TDM_ERR_FORMAT,
-                        "%s: ranks read different data: the file changed while training started",
-                        tdm_dataset_info_of(set)->path);
-    const void *to = offers[leader].place != UINT64_MAX
-                         ? tdm_comm_shared_at(comm, offers[leader].place)
-                         : NULL;
-    if (!to) return TDM_OK;
-    for (int i = 0; i < 2; i++)
-        if (parts[i]) tdm_dataset_move(parts[i], from, to);
-    tdm_dataset_move(set, from, to);
-    return TDM_OK;
-}
-
-tdm_status tdm__data_share(tdm_job_data *data, tdm_comm *comm, tdm_error *err)
-{
-    if (tdm__size_of(comm) == 1 || !node_is_shared(comm)) return TDM_OK;
-    tdm_arena *arena = tdm_arena_create("offers");
-    offer *offers = arena ? tdm_arena_array(arena, (size_t)tdm_comm_size(comm), sizeof(*offers))
-                          : NULL;
-    tdm_status status = tdm__agree(comm, offers ? TDM_OK : tdm_fail_oom(err, "in training"), NULL,
-                                   err);
-    assert(offers || status != TDM_OK);
-    tdm_dataset *none[2] = {NULL, NULL}, *both[2] = {data->train, data->test};
-    if (status == TDM_OK && data->whole)
-        status = dataset_share(data->whole, both, comm, offers, err);
-    if (status == TDM_OK && !data->whole)
-        status = dataset_share(data->train, none, comm, offers, err);
-    if (status == TDM_OK && !data->whole && data->test)
-        status = dataset_share(data->test, none, comm, offers, err);
-    tdm_arena_destroy(arena);
-    return status;
-}
-
-/* ---- in the host's shared memory --------------------------------------------------------------- */
-
-enum { HEAD_BYTES = 64 }; /* header of a copy: whether it is complete */
-
-static void dataset_keep(tdm_dataset *set, tdm_dataset *const parts[2], const char *name,
-                         tdm_shm *shm)
-{
-    size_t bytes;
-    bool is_new;
-    void *memory;
-    const void *from = tdm_dataset_block(set, &bytes);
-    if (bytes == 0 ||
-        tdm_shm_region_take(shm, name, HEAD_BYTES + bytes, &is_new, &memory, NULL) != TDM_OK)
+    if (bytes == 0) return;
+    snprintf(name, sizeof(name), "%s-%.16s", kind, hash);
+    if (tdm_shm_region_find(shm, name, &found_bytes, &memory, NULL) == TDM_OK) {
+        if (found_bytes != sizeof(copy_head) + bytes) goto release;
+    } else if (!memory_has_room(bytes) || tdm_shm_region_take(shm, name, sizeof(copy_head) + bytes,
+                                                              &is_new, &memory, NULL) != TDM_OK) {
         return;
-    _Atomic uint32_t *complete = memory;
-    char *to = (char *)memory + HEAD_BYTES;
+    }
+
+    copy_head *head = memory;
+    char *to = (char *)memory + sizeof(copy_head);
     if (is_new) {
+        atomic_store(&head->process, (int64_t)getpid());
         memcpy(to, from, bytes);
-        atomic_store(complete, 1);
+        atomic_store(&head->complete, 1);
     }
-    /* The process that copies may have died or not be done: then this process keeps its copy. */
-    if (atomic_load(complete) == 0 || memcmp(to, from, bytes) != 0) return;
+    if (!copy_await(head) || memcmp(to, from, bytes) != 0) goto release;
     for (int i = 0; i < 2; i++)
         if (parts[i]) tdm_dataset_move(parts[i], from, to);
     tdm_dataset_move(set, from, to);
+    return;
+
+release:
+    tdm_shm_region_release(shm, memory);
 }
 
-void tdm__data_keep(tdm_job_data *data, tdm_shm *shm)
+void tdm__data_share(tdm_job_data *data, const char *hash, tdm_shm *shm)
 {
     tdm_dataset *none[2] = {NULL, NULL}, *both[2] = {data->train, data->test};
-    if (!shm) return;
     if (data->whole) {
-        dataset_keep(data->whole, both, "data", shm);
+        dataset_share(data->whole, both, "data", hash, shm);
         return;
     }
-    dataset_keep(data->train, none, "data-train", shm);
-    if (data->test) dataset_keep(data->test, none, "data-test", shm);
+    dataset_share(data->train, none, "data-train", hash, shm);
+    if (data->test) dataset_share(data->test, none, "data-test", hash, shm);
 }

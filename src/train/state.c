@@ -185,7 +185,7 @@ tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, t
     tdm_error local;
     if (!err) err = &local;
     tdm_status status = tdm__state_prepare(model, use, out, err);
-    status = tdm__agree(comm, status, NULL, err);
+    status = tdm_comm_agree(comm, status, NULL, err);
     if (status == TDM_OK) status = tdm__state_enter(out, model->job, comm, NULL, err);
     if (status != TDM_OK) tdm__state_release(out);
     return status;

@@ -218,7 +218,7 @@ tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dat
     tdm_status status = TDM_OK;
     if (tdm__rank_of(state->comm) == 0)
         status = beginning_prepare(state, job, train, &b, &window, err);
-    status = tdm__agree(state->comm, status, NULL, err);
+    status = tdm_comm_agree(state->comm, status, NULL, err);
     if (status == TDM_OK)
         status = state_write_blocks(state, 1u << TDM_BLOCK_PARAMS | 1u << TDM_BLOCK_EMA,
                                     beginning_numbers, &b, window, err);
@@ -304,7 +304,7 @@ tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoin
     tdm_status status = TDM_OK;
     if (tdm__rank_of(state->comm) == 0)
         status = restoring_prepare(state, checkpoint, averaged, &r, err);
-    status = tdm__agree(state->comm, status, NULL, err);
+    status = tdm_comm_agree(state->comm, status, NULL, err);
     if (status == TDM_OK)
         status = state_write_blocks(state, (1u << MAX_BLOCKS) - 1, restored_numbers, &r, r.window,
                                     err);
@@ -397,12 +397,12 @@ static tdm_status state_write(tdm__state *s, const char *path, tdm_checkpoint_co
     tdm_status status = tdm_params_settle(s->store, err);
     if (status == TDM_OK) {
         if (mine) status = sink_open(s, path, &content, &out, err);
-        status = tdm__agree(s->comm, status, NULL, err);
+        status = tdm_comm_agree(s->comm, status, NULL, err);
     }
     if (status == TDM_OK) status = state_push_tensors(s, &out, err);
     if (status == TDM_OK) {
         if (mine) status = sink_finish(&out, hash, err);
-        status = tdm__agree(s->comm, status, NULL, err);
+        status = tdm_comm_agree(s->comm, status, NULL, err);
     }
     tdm_checkpoint_writer_abandon(out.writer);
     tdm_state_hasher_destroy(out.hasher);

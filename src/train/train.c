@@ -11,6 +11,7 @@
  * steps, metrics, errors, stop requests) is the same on all ranks, because it comes from a collective call
  * or follows from one. Only rank 0 accesses the run directory and logs on behalf of all ranks.
  */
+#include "base/timing.h"
 #include "data/data.h"
 #include "eval/eval.h"
 #include "membership/membership.h"
@@ -22,9 +23,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Launchers signal the ranks one after another: signals this close together are one request. */
-#define SAME_REQUEST_S 1.0
 
 enum { SKIPS_EXPLAINED = 3 }; /* per run; a replay costs at least as much as a step */
 
@@ -97,16 +95,16 @@ static void put_test_metrics(tdm__trainer *t)
 /* Updates the speed, over about the last second, and the remaining time at that speed. */
 static void speed_update(tdm__trainer *t)
 {
-    double now = tdm_clock_s(), elapsed = now - t->window_begin_s;
-    uint64_t samples = t->position.samples - t->window_begin_samples;
+    double now = tdm_clock_s(), elapsed = now - t->clock.window_begin_s;
+    uint64_t samples = t->position.samples - t->clock.window_begin_samples;
     if (elapsed > 0 && (elapsed >= 0.1 || t->status.samples_per_s == 0))
         t->status.samples_per_s = (double)samples / elapsed;
     if (elapsed >= 1.0) {
-        t->window_begin_s = now;
-        t->window_begin_samples = t->position.samples;
+        t->clock.window_begin_s = now;
+        t->clock.window_begin_samples = t->position.samples;
     }
-    uint64_t done = t->position.step - t->first_step;
-    double per_step = done > 0 ? t->step_seconds / (double)done : 0;
+    uint64_t done = t->position.step - t->clock.first_step;
+    double per_step = done > 0 ? t->clock.step_seconds / (double)done : 0;
     t->status.left_s = per_step * (double)(t->schedule.step_count - t->position.step);
 }
 
@@ -155,7 +153,7 @@ static tdm_status nonfinite_stop(tdm__trainer *t, const tdm_step_result *result,
              (unsigned long long)t->position.step + 1, nonfinite_describe(t, result, &bad),
              tdm_str_text(&why), tdm__last_good(t), tdm__bad_number_advice(&bad, t->job));
     tdm_str_release(&why);
-    return tdm__agree(t->comm, TDM_ERR_DIVERGED, NULL, err); /* all ranks end here */
+    return tdm_comm_agree(t->comm, TDM_ERR_DIVERGED, NULL, err); /* all ranks end here */
 }
 
 /* Loss or gradient of the current step are not finite; the step has changed nothing. Fails, or counts it as
@@ -209,7 +207,7 @@ static void status_note_step(tdm__trainer *t, const tdm_step_result *result, dou
 static bool is_save_due(const tdm__trainer *t)
 {
     double every_s = 60 * t->job->checkpoint.every_minutes;
-    bool by_clock = every_s > 0 && tdm_clock_s() - t->saved_s >= every_s;
+    bool by_clock = every_s > 0 && tdm_clock_s() - t->saves.begun_s >= every_s;
     return t->leads && (by_clock || tdm__save_retry_due(t));
 }
 
@@ -218,12 +216,13 @@ static bool is_save_requested(tdm__trainer *t)
 {
     const tdm_train_options *o = t->options;
     bool is_told = o->should_save && o->should_save(o->user);
-    bool is_same = t->requested_s > 0 && tdm_clock_s() - t->requested_s < SAME_REQUEST_S;
-    if (is_told && !is_same) t->save_requested = true;
+    bool is_same = t->requests.begun_s > 0 &&
+                   tdm_clock_s() - t->requests.begun_s < TDM__TIMING_TRAIN_SAME_REQUEST_S;
+    if (is_told && !is_same) t->requests.is_pending = true;
     uint64_t asked = t->leads && o->member ? tdm_member_save_request(o->member) : 0;
-    bool is_asked = asked > t->answered && asked != t->answering;
-    if (is_asked) t->asked = asked;
-    return t->save_requested || is_asked;
+    bool is_asked = asked > t->requests.answered && asked != t->requests.serving;
+    if (is_asked) t->requests.newest = asked;
+    return t->requests.is_pending || is_asked;
 }
 
 unsigned tdm__requests_of(tdm__trainer *t)
@@ -238,18 +237,18 @@ unsigned tdm__requests_of(tdm__trainer *t)
 
 void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr)
 {
-    t->ledger_line = (tdm__ledger_line){
+    t->ledger.line = (tdm__ledger_line){
         .step = t->position.step + 1,
         .epoch = t->position.epoch,
         .position = t->position.position,
         .count = (uint64_t)tdm__train_schedule_batch(&t->schedule, &t->position),
         .digest = result->tally};
-    if (t->ledger_recent)
-        t->ledger_recent[t->ledger_line.step % TDM__LEDGER_RECENT] = t->ledger_line;
+    if (t->ledger.recent)
+        t->ledger.recent[t->ledger.line.step % TDM__LEDGER_RECENT] = t->ledger.line;
     tdm__train_schedule_advance(&t->schedule, &t->position);
     atomic_store_explicit(&t->run.step, t->position.step, memory_order_relaxed);
     status_note_step(t, result, lr);
-    t->after_done = false;
+    t->phase = TDM__TRAIN_STEPPED;
 }
 
 tdm_status tdm__one_step(tdm__trainer *t, unsigned request, unsigned *requests, tdm_error *err)
@@ -261,13 +260,13 @@ tdm_status tdm__one_step(tdm__trainer *t, unsigned request, unsigned *requests, 
                          .batch = batch,
                          .lr = lr,
                          .request = request,
-                         .tally = &t->tally,
+                         .tally = &t->ledger.tally,
                          .before_update = tdm__before_update,
                          .user = t};
     tdm_step_result result;
-    t->tally = 0;
+    t->ledger.tally = 0;
     TDM_TRY(tdm_team_step(t->team, &in, &result, err));
-    t->step_seconds += tdm_clock_s() - begin;
+    t->clock.step_seconds += tdm_clock_s() - begin;
     if (!result.finite) TDM_TRY(on_nonfinite_step(t, &result, err));
     tdm__count_step(t, &result, lr);
     tdm__watch_record_step(&t->watch, &result, t->position.step, t->leads);
@@ -352,7 +351,7 @@ void tdm__put_log_lines(tdm__trainer *t)
 tdm_status tdm__after_step(tdm__trainer *t, unsigned requests, tdm_error *err)
 {
     bool last = t->position.step == t->schedule.step_count;
-    if (t->leads) tdm__ledger_put(&t->ledger, &t->ledger_line);
+    if (t->leads) tdm__ledger_put(&t->ledger.file, &t->ledger.line);
     TDM_TRY(tdm__save_handle_finished(t, err));
     if (is_line_due(t)) put_step_metrics(t);
     tdm__tell(t, TDM_TRAIN_EVENT_STEP);
@@ -361,20 +360,21 @@ tdm_status tdm__after_step(tdm__trainer *t, unsigned requests, tdm_error *err)
     if (eval_due && t->predictor) eval_apply(t);
     bool must_save = (requests & (TDM__REQUEST_SAVE | TDM__REQUEST_SAVE_DUE)) != 0;
     /* Not for saves by the clock: a request right after such a save is a new request. */
-    if (requests & TDM__REQUEST_SAVE) t->requested_s = tdm_clock_s();
+    if (requests & TDM__REQUEST_SAVE) t->requests.begun_s = tdm_clock_s();
     if (!last && !t->ended_early && (must_save || is_checkpoint_due(t)))
         TDM_TRY(tdm__save_begin(t, err));
-    t->after_done = true;
+    t->phase = TDM__TRAIN_SETTLED;
     return TDM_OK;
 }
 
 void tdm__start_clock(tdm__trainer *t)
 {
-    t->window_begin_s = tdm_clock_s();
-    t->window_begin_samples = t->position.samples;
-    if (t->saved_s <= 0) t->saved_s = t->window_begin_s;
-    if (!t->entered) t->start_seconds = t->window_begin_s - t->begin_s;
-    t->watch.first_seconds = t->step_seconds;
+    t->clock.window_begin_s = tdm_clock_s();
+    t->clock.window_begin_samples = t->position.samples;
+    if (t->saves.begun_s <= 0) t->saves.begun_s = t->clock.window_begin_s;
+    if (!t->session.has_entered)
+        t->clock.start_seconds = t->clock.window_begin_s - t->clock.begin_s;
+    t->watch.first_seconds = t->clock.step_seconds;
     tdm__watch_start(&t->watch);
 }
 
@@ -395,10 +395,10 @@ tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
     snprintf(out->run_path, sizeof(out->run_path), "%s", t->run.path);
     snprintf(out->checkpoint_path, sizeof(out->checkpoint_path), "%s", t->status.checkpoint_path);
     out->steps = t->position.step;
-    out->samples = t->position.samples - t->first_sample;
+    out->samples = t->position.samples - t->clock.first_sample;
     out->skipped = t->status.skipped;
-    out->seconds = t->step_seconds;
-    out->start_seconds = t->start_seconds;
+    out->seconds = t->clock.step_seconds;
+    out->start_seconds = t->clock.start_seconds;
     out->loss = t->status.loss;
     out->has_test = t->status.has_test;
     out->test = t->status.test;
@@ -406,7 +406,7 @@ tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
     out->step_count = t->schedule.step_count;
     out->ends_by_steps = t->job->train.steps > 0;
     if (!out->nothing_to_do) { /* from the last save */
-        memcpy(out->state_hash, t->state_hash, sizeof(out->state_hash));
+        memcpy(out->state_hash, t->saves.state_hash, sizeof(out->state_hash));
         return TDM_OK;
     }
     tdm_status status = TDM_OK;
@@ -414,7 +414,7 @@ tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
      * would remove it. */
     if (t->leads) (void)tdm_checkpoint_prune(t->run.checkpoint_dir, 0, NULL);
     if (t->leads) status = checkpoint_hash(t->status.checkpoint_path, out->state_hash, err);
-    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    TDM_TRY(tdm_comm_agree(t->comm, status, NULL, err));
     if (!t->comm) return TDM_OK;
     return tdm_group_broadcast(tdm_comm_world(t->comm), out->state_hash, sizeof(out->state_hash),
                                TDM_DTYPE_U8, 0, err);
@@ -460,7 +460,7 @@ void tdm__say_end(tdm__trainer *t, const tdm_train_result *result)
     tdm__say(t, TDM_LOG_INFO, "%s at step %llu, state %s",
              result->interrupted ? "stopped" : "finished", (unsigned long long)result->steps,
              result->state_hash);
-    if (!result->nothing_to_do) tdm__watch_total(&t->watch, t->step_seconds);
+    if (!result->nothing_to_do) tdm__watch_total(&t->watch, t->clock.step_seconds);
     tdm__tell(t, TDM_TRAIN_EVENT_END);
 }
 
@@ -484,8 +484,8 @@ tdm_status tdm_train(const tdm_job *job, const tdm_train_options *options, tdm_t
                       .options = options,
                       .comm = tdm__size_of(options->comm) > 1 ? options->comm : NULL,
                       .leads = tdm__rank_of(options->comm) == 0,
-                      .begin_s = tdm_clock_s(),
-                      .ledger = {.fd = -1},
+                      .clock = {.begin_s = tdm_clock_s()},
+                      .ledger = {.file = {.fd = -1}},
                       .run = {.lock_fd = -1, .log_fd = -1, .metrics_fd = -1}};
 
     tdm_train_result result = {.steps = 0};

@@ -2,7 +2,7 @@
  * train_begin.c: preparation for training in a world: data, model, team, the run directory, and the state to
  * continue from.
  *
- * Each phase that can fail on one rank alone ends with tdm__agree, so that all ranks fail together, with
+ * Each phase that can fail on one rank alone ends with tdm_comm_agree, so that all ranks fail together, with
  * the message of the lowest rank that failed. Some of this is done once per process. Everything that belongs to a
  * world (parameter store, team, prefetch) is created again for each membership epoch; train_epoch.c calls these
  * functions in order.
@@ -41,7 +41,7 @@ static void batch_fill(void *user, int64_t first, int64_t count, void *x, int32_
     for (int64_t i = 0; i < count; i++) {
         indices[i] = tdm__train_schedule_sample(&t->schedule, &t->position, first + i);
         if (t->job->checkpoint.ledger)
-            t->tally += tdm__ledger_mix(t->position.epoch, (uint64_t)indices[i]);
+            t->ledger.tally += tdm__ledger_mix(t->position.epoch, (uint64_t)indices[i]);
     }
     tdm_dataset_gather(t->schedule.data.train, indices, count, x, classes);
 }
@@ -68,7 +68,7 @@ tdm_status tdm__make_team(tdm__trainer *t, tdm_error *err)
     tdm_status status = tdm_team_create(&o, &t->team, err);
     /* Errors in the job occur on all ranks, which end together. */
     if (status == TDM_ERR_JOB_INVALID || status == TDM_ERR_UNSUPPORTED)
-        status = tdm__agree(t->comm, status, NULL, err);
+        status = tdm_comm_agree(t->comm, status, NULL, err);
     TDM_TRY(status);
     TDM_TRY(tdm__watch_init(&t->watch, t->comm, t->team, t->arena, err));
     t->status.lane_count = lanes;
@@ -124,7 +124,7 @@ tdm_status tdm__restore(tdm__trainer *t, const char *path, tdm_error *err)
     tdm__restored *r = &t->resumed;
     tdm_checkpoint *checkpoint = NULL;
     tdm_status status = t->leads ? checkpoint_open(t, path, r, &checkpoint, err) : TDM_OK;
-    status = tdm__agree(t->comm, status, NULL, err);
+    status = tdm_comm_agree(t->comm, status, NULL, err);
     if (status == TDM_OK) status = tdm__state_restore(&t->state, checkpoint, false, err);
     tdm_checkpoint_destroy(checkpoint);
     TDM_TRY(status);
@@ -169,13 +169,13 @@ static tdm_status run_follow(tdm__trainer *t, const char *path, tdm_error *err)
 tdm_status tdm__open_run(tdm__trainer *t, const char *path, bool joins, tdm_error *err)
 {
     tdm_status status = t->leads ? tdm__lead_run(t, path, joins, err) : TDM_OK;
-    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
-    if (t->leads) snprintf(t->run_path, sizeof(t->run_path), "%s", t->run.path);
+    TDM_TRY(tdm_comm_agree(t->comm, status, NULL, err));
+    if (t->leads) snprintf(t->session.run_path, sizeof(t->session.run_path), "%s", t->run.path);
     if (t->comm) {
-        TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), t->run_path, sizeof(t->run_path),
-                                    TDM_DTYPE_U8, 0, err));
-        t->run_path[sizeof(t->run_path) - 1] = '\0';
-        if (!t->leads) TDM_TRY(run_follow(t, t->run_path, err));
+        TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), t->session.run_path,
+                                    sizeof(t->session.run_path), TDM_DTYPE_U8, 0, err));
+        t->session.run_path[sizeof(t->session.run_path) - 1] = '\0';
+        if (!t->leads) TDM_TRY(run_follow(t, t->session.run_path, err));
     }
     t->status.run_path = t->run.path;
     return TDM_OK;
@@ -183,9 +183,9 @@ tdm_status tdm__open_run(tdm__trainer *t, const char *path, bool joins, tdm_erro
 
 tdm_status tdm__open_ledger(tdm__trainer *t, uint64_t step, tdm_error *err)
 {
-    tdm__ledger_close(&t->ledger);
+    tdm__ledger_close(&t->ledger.file);
     if (!t->leads || !t->job->checkpoint.ledger) return TDM_OK;
-    return tdm__ledger_open(t->run.path, step, &t->ledger, err);
+    return tdm__ledger_open(t->run.path, step, &t->ledger.file, err);
 }
 
 /* ---- the process ------------------------------------------------------------------------------- */
@@ -230,10 +230,10 @@ tdm_status tdm__begin_alone(tdm__trainer *t, tdm_error *err)
 void tdm__end(tdm__trainer *t)
 {
     if (t->run_open) tdm__run_release(&t->run);
-    tdm__saver_destroy(t->saver);
-    tdm__snapshot_pool_destroy(t->pool);
-    tdm__ledger_close(&t->ledger);
-    free(t->ledger_recent);
+    tdm__saver_destroy(t->saves.saver);
+    tdm__snapshot_pool_destroy(t->saves.pool);
+    tdm__ledger_close(&t->ledger.file);
+    free(t->ledger.recent);
     tdm_prefetch_destroy(t->prefetch);
     tdm_predictor_destroy(t->predictor);
     tdm_team_destroy(t->team);

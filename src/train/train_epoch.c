@@ -23,7 +23,7 @@
  * visible on disk, and it asks the store for confirmation before that.
  */
 #include "base/base.h"
-#include "comm/comm.h"
+#include "base/timing.h"
 #include "kv/kv.h"
 #include "membership/membership.h"
 #include "nn/nn.h"
@@ -33,8 +33,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define JOIN_S 30.0 /* limit for all members of an epoch to connect to its endpoint */
 
 enum { MIN_DEADLINE_S = 30, DEADLINE_STEPS = 20 };
 
@@ -64,16 +62,16 @@ static void snapshot_save(tdm__trainer *t)
                           .smooth_loss = s->smooth_loss,
                           .lr = s->lr,
                           .test = s->test,
-                          .line = t->ledger_line,
-                          .step_seconds = t->step_seconds,
-                          .first_sample = t->first_sample,
-                          .first_step = t->first_step,
+                          .line = t->ledger.line,
+                          .step_seconds = t->clock.step_seconds,
+                          .first_sample = t->clock.first_sample,
+                          .first_step = t->clock.first_step,
                           .has_test = s->has_test,
                           .ended_early = t->ended_early,
-                          .after_done = t->after_done,
+                          .after_done = t->phase != TDM__TRAIN_STEPPED,
                           .step_skipped = s->step_skipped};
     tdm_params_snapshot_save(t->state.store, &m, sizeof(m),
-                             2 * t->position.step + 1 + t->after_done);
+                             2 * t->position.step + 1 + m.after_done);
 }
 
 static void snapshot_load(tdm__trainer *t, const trainer_snapshot *m)
@@ -91,16 +89,19 @@ static void snapshot_load(tdm__trainer *t, const trainer_snapshot *m)
     s->has_test = m->has_test != 0;
     s->step_skipped = m->step_skipped != 0;
     s->skipped = tdm__skipped_of(t);
-    t->ledger_line = m->line;
-    if (t->ledger_recent && m->line.step > 0)
-        t->ledger_recent[m->line.step % TDM__LEDGER_RECENT] = m->line;
-    if (!t->entered) { /* this process joined after the session began */
-        t->step_seconds = m->step_seconds;
-        t->first_sample = m->first_sample;
-        t->first_step = m->first_step;
+    t->ledger.line = m->line;
+    if (t->ledger.recent && m->line.step > 0)
+        t->ledger.recent[m->line.step % TDM__LEDGER_RECENT] = m->line;
+    if (!t->session.has_entered) { /* this process joined after the session began */
+        t->clock.step_seconds = m->step_seconds;
+        t->clock.first_sample = m->first_sample;
+        t->clock.first_step = m->first_step;
     }
     t->ended_early = m->ended_early != 0;
-    t->after_done = m->after_done != 0;
+    if (!m->after_done)
+        t->phase = TDM__TRAIN_STEPPED;
+    else if (t->phase == TDM__TRAIN_STEPPED)
+        t->phase = TDM__TRAIN_SETTLED;
 }
 
 /* ---- the world of an epoch ------------------------------------------------------------------- */
@@ -108,29 +109,30 @@ static void snapshot_load(tdm__trainer *t, const trainer_snapshot *m)
 static bool should_give_up(void *user)
 {
     tdm__trainer *t = user;
-    return !tdm_member_epoch_holds(t->options->member, t->epoch);
+    return !tdm_member_epoch_holds(t->options->member, t->session.epoch);
 }
 
 static void note_refused(void *user, int rank, const char *why)
 {
     tdm__trainer *t = user;
-    t->refused_rank = rank;
-    snprintf(t->refused_why, sizeof(t->refused_why), "%.*s", TDM_LOST_BYTES - 1, why);
+    t->session.refused_rank = rank;
+    snprintf(t->session.refused_why, sizeof(t->session.refused_why), "%.*s", TDM_LOST_BYTES - 1,
+             why);
 }
 
 static void endpoint_publish(void *user, const char *address)
 {
     tdm__trainer *t = user;
     tdm_error why = {0};
-    if (tdm_member_publish_endpoint(t->options->member, t->epoch, address, &why) != TDM_OK)
-        tdm_log(TDM_LOG_WARN, "train", "epoch %u: %s", (unsigned)t->epoch, why.message);
+    if (tdm_member_publish_endpoint(t->options->member, t->session.epoch, address, &why) != TDM_OK)
+        tdm_log(TDM_LOG_WARN, "train", "epoch %u: %s", (unsigned)t->session.epoch, why.message);
 }
 
 /* How long ranks wait for each other: many times the longest step. */
 static double deadline_of(const tdm__trainer *t)
 {
     if (t->job->elastic.stall > 0) return t->job->elastic.stall;
-    double by_step = DEADLINE_STEPS * t->longest_s;
+    double by_step = DEADLINE_STEPS * t->clock.longest_step_s;
     return by_step > MIN_DEADLINE_S ? by_step : MIN_DEADLINE_S;
 }
 
@@ -152,7 +154,7 @@ static void endpoint_name(const char *address, char out[TDM_ENDPOINT_BYTES])
 /* Whether this worker joins a run that others have trained. */
 static bool is_newcomer(const tdm__trainer *t, const tdm_epoch *epoch)
 {
-    return epoch->lineage > 0 && epoch->rank > 0 && !t->entered;
+    return epoch->lineage > 0 && epoch->rank > 0 && !t->session.has_entered;
 }
 
 /* This host is not set up as the others are (its certificate's file, for example): the others continue without
@@ -160,22 +162,23 @@ static bool is_newcomer(const tdm__trainer *t, const tdm_epoch *epoch)
 static tdm_status refuse_itself(tdm__trainer *t, tdm_error *err)
 {
     note_refused(t, 0, err ? err->message : "");
-    return tdm_fail(err, TDM_ERR_PEER_REFUSED, "this host cannot take part: %s", t->refused_why);
+    return tdm_fail(err, TDM_ERR_PEER_REFUSED, "this host cannot take part: %s",
+                    t->session.refused_why);
 }
 
 static tdm_status world_open(tdm__trainer *t, const tdm_epoch *epoch, tdm_error *err)
 {
     const char *address = getenv("TANDEM_ADDRESS");
     char endpoint[TDM_ENDPOINT_BYTES];
-    t->refused_rank = -1;
+    t->session.refused_rank = -1;
     if (epoch->size == 1) return TDM_OK;
     if (is_one_host(epoch))
         snprintf(endpoint, sizeof(endpoint), "unix:");
     else
         endpoint_name(address && *address ? address : "127.0.0.1", endpoint);
     if (epoch->rank > 0)
-        TDM_TRY(
-            tdm_member_lookup_endpoint(t->options->member, epoch->number, JOIN_S, endpoint, err));
+        TDM_TRY(tdm_member_lookup_endpoint(t->options->member, epoch->number,
+                                           TDM__TIMING_TRAIN_WORLD_JOIN_S, endpoint, err));
 
     tdm_comm_options o = {.rendezvous = endpoint,
                           .job = t->schedule.job_hash,
@@ -184,7 +187,7 @@ static tdm_status world_open(tdm__trainer *t, const tdm_epoch *epoch, tdm_error 
                           .size = epoch->size,
                           .epoch = epoch->number,
                           .deadline_s = deadline_of(t),
-                          .join_s = JOIN_S,
+                          .join_s = TDM__TIMING_TRAIN_WORLD_JOIN_S,
                           .host = epoch->members[epoch->rank].host,
                           .should_give_up = should_give_up,
                           .on_listen = endpoint_publish,
@@ -195,10 +198,10 @@ static tdm_status world_open(tdm__trainer *t, const tdm_epoch *epoch, tdm_error 
     tdm_status status = tdm_comm_open(&o, &comm, err);
     if (status == TDM_ERR_INVALID && is_newcomer(t, epoch)) status = refuse_itself(t, err);
     TDM_TRY(status);
-    pthread_mutex_lock(&t->comm_lock);
+    pthread_mutex_lock(&t->session.comm_lock);
     t->comm = comm;
-    bool late = t->interrupted;
-    pthread_mutex_unlock(&t->comm_lock);
+    bool late = t->session.is_interrupted;
+    pthread_mutex_unlock(&t->session.comm_lock);
     return late ? tdm_fail(err, TDM_ERR_PEER_FAILED, "the epoch ended before its world was open")
                 : TDM_OK;
 }
@@ -206,30 +209,30 @@ static tdm_status world_open(tdm__trainer *t, const tdm_epoch *epoch, tdm_error 
 static void world_interrupt(void *user, const char *why)
 {
     tdm__trainer *t = user;
-    pthread_mutex_lock(&t->comm_lock);
-    t->interrupted = true;
+    pthread_mutex_lock(&t->session.comm_lock);
+    t->session.is_interrupted = true;
     if (t->comm) tdm_comm_revoke(t->comm, why);
-    pthread_mutex_unlock(&t->comm_lock);
+    pthread_mutex_unlock(&t->session.comm_lock);
 }
 
 static void world_leave(void *user)
 {
     tdm__trainer *t = user;
-    tdm__saver_destroy(t->saver); /* a checkpoint in progress is discarded */
-    t->saver = NULL;
-    t->answering = 0; /* the next epoch answers the request */
+    tdm__saver_destroy(t->saves.saver); /* a checkpoint in progress is discarded */
+    t->saves.saver = NULL;
+    t->requests.serving = 0; /* the next epoch answers the request */
     tdm_prefetch_destroy(t->prefetch);
     tdm_team_destroy(t->team);
     t->prefetch = NULL;
     t->team = NULL;
     t->watch.has_rates = false;
     tdm__state_leave(&t->state);
-    pthread_mutex_lock(&t->comm_lock);
+    pthread_mutex_lock(&t->session.comm_lock);
     tdm_comm *comm = t->comm;
     t->comm = NULL;
-    t->interrupted =
+    t->session.is_interrupted =
         false; /* not in epoch_enter: an interrupt for the next epoch may come before that */
-    pthread_mutex_unlock(&t->comm_lock);
+    pthread_mutex_unlock(&t->session.comm_lock);
     tdm_comm_close(comm);
 }
 
@@ -240,7 +243,7 @@ static void member_report(const tdm__trainer *t, const char *phase)
     tdm_member_status s = {.step = t->position.step,
                            .step_count = t->schedule.step_count,
                            .samples_per_s = moves ? t->status.samples_per_s : 0,
-                           .run_path = t->run_path,
+                           .run_path = t->session.run_path,
                            .phase = phase};
     if (t->options->member) tdm_member_tell(t->options->member, &s);
 }
@@ -250,7 +253,7 @@ static void epoch_leave(void *user)
 {
     tdm__trainer *t = user;
     world_leave(t);
-    if (!t->has_ended) member_report(t, "recovering");
+    if (t->phase != TDM__TRAIN_ENDED) member_report(t, "recovering");
 }
 
 static tdm_lost peer_lost_how(void *user, int rank, char how[TDM_LOST_BYTES])
@@ -264,8 +267,8 @@ static tdm_lost peer_lost_how(void *user, int rank, char how[TDM_LOST_BYTES])
     };
     tdm__trainer *t = user;
     tdm_peer_loss loss;
-    if (rank == t->refused_rank) {
-        memcpy(how, t->refused_why, TDM_LOST_BYTES);
+    if (rank == t->session.refused_rank) {
+        memcpy(how, t->session.refused_why, TDM_LOST_BYTES);
         return TDM_LOST_REFUSED;
     }
     if (!t->comm || rank == tdm_comm_rank(t->comm) || !tdm_comm_peer_loss(t->comm, rank, &loss))
@@ -297,20 +300,21 @@ static tdm_status run_lookup(tdm__trainer *t, tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_kv_item item;
-    if (t->run_path[0] || !t->kv) return TDM_OK;
+    if (t->session.run_path[0] || !t->session.kv) return TDM_OK;
     name_run_key(t, key);
-    tdm_status status = tdm_kv_get(t->kv, key, t->arena, &item, err);
+    tdm_status status = tdm_kv_get(t->session.kv, key, t->arena, &item, err);
     if (status == TDM_ERR_NOT_FOUND) return TDM_OK;
-    if (status == TDM_OK) snprintf(t->run_path, sizeof(t->run_path), "%s", item.value);
+    if (status == TDM_OK)
+        snprintf(t->session.run_path, sizeof(t->session.run_path), "%s", item.value);
     return store_error(status, err);
 }
 
 static tdm_status run_publish(tdm__trainer *t, tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
-    if (!t->kv) return TDM_OK;
+    if (!t->session.kv) return TDM_OK;
     name_run_key(t, key);
-    return store_error(tdm_kv_put(t->kv, key, t->run_path, 0, err), err);
+    return store_error(tdm_kv_put(t->session.kv, key, t->session.run_path, 0, err), err);
 }
 
 /* Prefers a checkpoint of a later step to an old state. The same on all ranks. */
@@ -346,14 +350,15 @@ static bool state_from_memory(tdm__trainer *t, const tdm_recovery *r)
 static tdm_status has_checkpoint(tdm__trainer *t, bool *out, tdm_error *err)
 {
     char *path;
-    uint8_t has = t->options->resume && !t->entered; /* else it is an error, which rank 0 reports */
+    uint8_t has = t->options->resume &&
+                  !t->session.has_entered; /* else it is an error, which rank 0 reports */
     tdm_status status = TDM_OK;
     if (t->leads && !has) {
         status = tdm__run_newest(t->run.path, true, t->arena, &path, err);
         has = status == TDM_OK;
         if (status == TDM_ERR_NOT_FOUND && !t->options->resume) status = TDM_OK;
     }
-    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    TDM_TRY(tdm_comm_agree(t->comm, status, NULL, err));
     if (t->comm)
         TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), &has, 1, TDM_DTYPE_U8, 0, err));
     *out = has != 0;
@@ -370,23 +375,22 @@ static tdm_status state_from_disk(tdm__trainer *t, tdm_error *err)
     t->state.plateau = t->state.early_stop = (tdm_plateau){0};
     t->state.skips = (tdm__skips){0};
     if (has)
-        TDM_TRY(tdm__restore(t, t->run_path, err));
+        TDM_TRY(tdm__restore(t, t->session.run_path, err));
     else
         TDM_TRY(tdm__state_begin(&t->state, t->job, t->schedule.data.train, err));
     t->ended_early = t->job->train.early_stop &&
                      tdm_early_stop_is_due(t->job->train.early_stop, &t->state.early_stop);
     t->status.loss = t->status.smooth_loss = (double)NAN;
     t->status.skipped = tdm__skipped_of(t);
-    t->after_done = true;
-    t->is_restored = has;
+    t->phase = has ? TDM__TRAIN_RESTORED : TDM__TRAIN_SETTLED;
     return tdm_params_set(t->state.store, t->position.step, err);
 }
 
 /* Warns about completed steps without a ledger line. */
 static void ledger_warn_of_gap(const tdm__trainer *t, uint64_t step)
 {
-    uint64_t last = t->ledger.last_step;
-    if (t->ledger.fd < 0 || last == 0 || last >= step) return;
+    uint64_t last = t->ledger.file.last_step;
+    if (t->ledger.file.fd < 0 || last == 0 || last >= step) return;
     tdm__say(t, TDM_LOG_WARN, "the ledger has no lines for steps %llu to %llu",
              (unsigned long long)last + 1, (unsigned long long)step);
 }
@@ -399,17 +403,18 @@ static tdm_status run_files_repair(tdm__trainer *t, bool from_memory, tdm_error 
     uint64_t step = t->position.step;
     if (!t->leads) return TDM_OK;
     TDM_TRY(tdm__run_rewind(&t->run, from_memory && step > 0 ? step - 1 : step, err));
-    if (!from_memory && t->is_restored) {
+    if (!from_memory && t->phase == TDM__TRAIN_RESTORED) {
         TDM_TRY(tdm__run_set_aside(&t->run, step, err));
         TDM_TRY(tdm__run_write_job(&t->run, t->job, err));
     }
     TDM_TRY(tdm__open_ledger(t, step, err));
-    if (step > 0) tdm__ledger_fill(&t->ledger, t->ledger_recent, from_memory ? step - 1 : step);
+    if (step > 0)
+        tdm__ledger_fill(&t->ledger.file, t->ledger.recent, from_memory ? step - 1 : step);
     if (from_memory && step > 0) ledger_warn_of_gap(t, step - 1);
     if (!from_memory) ledger_warn_of_gap(t, step);
     if (!from_memory || step == 0) return TDM_OK;
-    tdm__ledger_put(&t->ledger, &t->ledger_line);
-    if (t->after_done) tdm__put_log_lines(t);
+    tdm__ledger_put(&t->ledger.file, &t->ledger.line);
+    if (t->phase != TDM__TRAIN_STEPPED) tdm__put_log_lines(t);
     return TDM_OK;
 }
 
@@ -425,8 +430,8 @@ typedef struct run_work {
 static tdm_status run_join(tdm__trainer *t, bool from_memory, tdm_error *err)
 {
     (void)from_memory;
-    return t->run_path[0] ? tdm__lead_run(t, t->run_path, true, err)
-                          : TDM_OK; /* a new run: later */
+    return t->session.run_path[0] ? tdm__lead_run(t, t->session.run_path, true, err)
+                                  : TDM_OK; /* a new run: later */
 }
 
 /* Result of rank 0's attempt, and whether ranks may wait and retry. */
@@ -452,12 +457,12 @@ static tdm_status run_work_try(tdm__trainer *t, const run_work *what, try_result
 static void say_waiting(tdm__trainer *t, const tdm_error *why)
 {
     if (!t->leads) return;
-    t->status.run_path = t->run_path; /* the run itself may not be open */
+    t->status.run_path = t->session.run_path; /* the run itself may not be open */
     tdm__tell(t, TDM_TRAIN_EVENT_WAIT);
     tdm__say(t, TDM_LOG_WARN,
              "%s cannot be written to: %s; training waits for up to %.0f s "
              "(checkpoint.retry_s); fix the problem meanwhile",
-             t->run_path, why->message, t->job->checkpoint.retry_s);
+             t->session.run_path, why->message, t->job->checkpoint.retry_s);
 }
 
 /* Does the work, and retries it while the disk fails. During a session a disk error must not end the run,
@@ -476,11 +481,11 @@ static tdm_status run_work_do(tdm__trainer *t, const run_work *what, tdm_error *
         TDM_TRY(tdm__retry_await(t, &retry, (tdm_status)result.status, &again, err));
     }
     if (result.status == TDM_OK && retry.failures > 0)
-        tdm__say(t, TDM_LOG_INFO, "%s can be written to again, after %.1f s", t->run_path,
+        tdm__say(t, TDM_LOG_INFO, "%s can be written to again, after %.1f s", t->session.run_path,
                  tdm_clock_s() - retry.first_s);
     tdm_status own = t->leads ? (tdm_status)result.status : TDM_OK;
     if (own != TDM_OK) tdm_fail(err, own, "%s", why.message);
-    return tdm__agree(t->comm, own, NULL, err);
+    return tdm_comm_agree(t->comm, own, NULL, err);
 }
 
 /* The last step that a lost worker of the session is known to have completed. */
@@ -492,7 +497,8 @@ static uint64_t last_known_step(const tdm__trainer *t)
     uint64_t last = 0;
     tdm_arena *arena = tdm_arena_create("dead");
     snprintf(prefix, sizeof(prefix), "tandem/%s/dead/", t->options->membership->session);
-    if (arena && tdm_kv_list(t->kv, prefix, arena, &items, &count, NULL, NULL) != TDM_OK) count = 0;
+    if (arena && tdm_kv_list(t->session.kv, prefix, arena, &items, &count, NULL, NULL) != TDM_OK)
+        count = 0;
     for (size_t i = 0; i < count; i++) {
         const tdm_json *record = NULL;
         uint64_t step = 0;
@@ -508,7 +514,7 @@ static uint64_t last_known_step(const tdm__trainer *t)
 /* Logs how many steps are trained again. */
 static void say_going_back(const tdm__trainer *t, bool from_memory)
 {
-    uint64_t last = t->leads && t->kv ? last_known_step(t) : 0, step = t->position.step;
+    uint64_t last = t->leads && t->session.kv ? last_known_step(t) : 0, step = t->position.step;
     char again[96] = "the steps after it are trained again";
     if (last > step)
         snprintf(again, sizeof(again), "%llu step%s, up to step %llu, %s trained again",
@@ -516,8 +522,9 @@ static void say_going_back(const tdm__trainer *t, bool from_memory)
                  (unsigned long long)last, last - step == 1 ? "is" : "are");
     tdm__say(t, TDM_LOG_WARN,
              "epoch %u: no host has the %s in memory: training goes back to step %llu%s; %s",
-             (unsigned)t->epoch, from_memory ? "newest state" : "state", (unsigned long long)step,
-             from_memory ? ", which an earlier epoch left in memory" : "", again);
+             (unsigned)t->session.epoch, from_memory ? "newest state" : "state",
+             (unsigned long long)step, from_memory ? ", which an earlier epoch left in memory" : "",
+             again);
 }
 
 static void say_recovery(const tdm__trainer *t, const tdm_recovery *r, bool from_memory,
@@ -527,8 +534,8 @@ static void say_recovery(const tdm__trainer *t, const tdm_recovery *r, bool from
         tdm__say(t, TDM_LOG_INFO,
                  "epoch %u: resumed after step %llu with %d rank%s, from memory (%d pieces "
                  "recovered), %.0f ms after the epoch began",
-                 (unsigned)t->epoch, (unsigned long long)t->position.step, t->status.rank_count,
-                 t->status.rank_count == 1 ? "" : "s", r->recovered_pieces,
+                 (unsigned)t->session.epoch, (unsigned long long)t->position.step,
+                 t->status.rank_count, t->status.rank_count == 1 ? "" : "s", r->recovered_pieces,
                  1000 * (tdm_clock_s() - begin_s));
     else
         say_going_back(t, from_memory);
@@ -541,8 +548,8 @@ static tdm_status trainer_prepare_for_epochs(tdm__trainer *t, tdm_error *err)
 {
     bool has_ledger = t->job->checkpoint.ledger;
     t->plan_cache = tdm_plan_cache_create();
-    if (has_ledger) t->ledger_recent = calloc(TDM__LEDGER_RECENT, sizeof(*t->ledger_recent));
-    if (!t->plan_cache || (has_ledger && !t->ledger_recent))
+    if (has_ledger) t->ledger.recent = calloc(TDM__LEDGER_RECENT, sizeof(*t->ledger.recent));
+    if (!t->plan_cache || (has_ledger && !t->ledger.recent))
         return tdm_fail_oom(err, "in training");
     return TDM_OK;
 }
@@ -552,12 +559,14 @@ static tdm_status trainer_prepare(tdm__trainer *t, tdm_error *err)
 {
     TDM_TRY(tdm__begin_alone(t, err));
     TDM_TRY(tdm__train_schedule_init(t->job, &t->schedule, err));
-    tdm__data_keep(&t->schedule.data, t->options->shm);
+    tdm_shm *shm = t->options->shm;
+    if (!shm && tdm__shares_node(t->comm)) shm = tdm_comm_shm(t->comm, NULL);
+    if (shm) tdm__data_share(&t->schedule.data, t->schedule.data_hash, shm);
     tdm__note_data(t);
     if (t->options->member) TDM_TRY(trainer_prepare_for_epochs(t, err));
     TDM_TRY(tdm__state_prepare(&t->schedule.model, TDM__STATE_FOR_TRAINING, &t->state, err));
     const tdm_member_options *m = t->options->membership;
-    return m ? tdm_kv_open(&m->kv, &t->kv, err) : TDM_OK;
+    return m ? tdm_kv_open(&m->kv, &t->session.kv, err) : TDM_OK;
 }
 
 /* Distributes rank 0's lineage. */
@@ -572,18 +581,19 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
 {
     const char *resume = t->options->resume;
     const tdm_member_options *m = t->options->membership;
-    tdm__home home = {t->options->shm, m ? m->slot : 0, t->epoch};
+    tdm__home home = {t->options->shm, m ? m->slot : 0, t->session.epoch};
     TDM_TRY(tdm__same_settings(t->comm, t->job, resume != NULL, err));
     TDM_TRY(tdm__train_schedule_compare(&t->schedule, t->comm, err));
-    if (!t->options->shm) TDM_TRY(tdm__data_share(&t->schedule.data, t->comm, err));
     TDM_TRY(tdm__same_numerics(t->comm, t->job, err));
-    TDM_TRY(tdm__share_cpus(t->comm, t->job, t->epoch == 1, &t->schedule.model.threads, err));
+    TDM_TRY(
+        tdm__share_cpus(t->comm, t->job, t->session.epoch == 1, &t->schedule.model.threads, err));
     /* New members check their memory; all ranks take part in the result. */
-    tdm_status fits = t->entered ? TDM_OK
-                                 : tdm__memory_check(t->job, &t->schedule.data, t->comm,
-                                                     tdm_model_threads(&t->schedule.model),
-                                                     resume != NULL, err);
-    TDM_TRY(tdm__agree(t->comm, fits, NULL, err));
+    tdm_status fits = t->session.has_entered
+                          ? TDM_OK
+                          : tdm__memory_check(t->job, &t->schedule.data, t->comm,
+                                              tdm_model_threads(&t->schedule.model), resume != NULL,
+                                              err);
+    TDM_TRY(tdm_comm_agree(t->comm, fits, NULL, err));
 
     TDM_TRY(tdm__state_enter(&t->state, t->job, t->comm, &home, err));
     tdm_recovery recovery;
@@ -593,14 +603,14 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
     TDM_TRY(tdm__make_predictor(t, err));
     TDM_TRY(tdm__make_saver(t, err));
 
-    TDM_TRY(tdm__agree(t->comm, t->leads ? run_lookup(t, err) : TDM_OK, NULL, err));
-    bool joins = t->run_path[0] != '\0';
+    TDM_TRY(tdm_comm_agree(t->comm, t->leads ? run_lookup(t, err) : TDM_OK, NULL, err));
+    bool joins = t->session.run_path[0] != '\0';
     run_work open = {.work = run_join, .is_begun = joins};
     run_work repair = {.work = run_files_repair};
     TDM_TRY(run_work_do(t, &open, err));
-    TDM_TRY(tdm__open_run(t, joins ? t->run_path : resume, joins, err));
+    TDM_TRY(tdm__open_run(t, joins ? t->session.run_path : resume, joins, err));
     if (t->options->member) tdm__run_share(&t->run);
-    TDM_TRY(tdm__agree(t->comm, t->leads ? run_publish(t, err) : TDM_OK, NULL, err));
+    TDM_TRY(tdm_comm_agree(t->comm, t->leads ? run_publish(t, err) : TDM_OK, NULL, err));
 
     TDM_TRY(state_compare_disk(t, &recovery, err));
     bool from_memory = state_from_memory(t, &recovery);
@@ -609,10 +619,10 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
     repair.from_memory = from_memory;
     TDM_TRY(run_work_do(t, &repair, err));
 
-    bool first = t->epoch == 1 || (!from_memory && !joins);
-    if (!t->entered && !from_memory) {
-        t->first_sample = t->position.samples;
-        t->first_step = t->position.step;
+    bool first = t->session.epoch == 1 || (!from_memory && !joins);
+    if (!t->session.has_entered && !from_memory) {
+        t->clock.first_sample = t->position.samples;
+        t->clock.first_step = t->position.step;
     }
     snapshot_save(t);
     if (first)
@@ -621,7 +631,7 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
         say_recovery(t, &recovery, from_memory, begin_s);
     tdm__start_clock(t);
     if (first) tdm__tell(t, TDM_TRAIN_EVENT_START);
-    t->entered = true;
+    t->session.has_entered = true;
     return TDM_OK;
 }
 
@@ -629,7 +639,7 @@ static tdm_status epoch_enter(void *user, const tdm_epoch *epoch, tdm_error *err
 {
     tdm__trainer *t = user;
     double begin_s = tdm_clock_s();
-    t->epoch = epoch->number;
+    t->session.epoch = epoch->number;
     t->leads = epoch->rank == 0;
     t->status.rank = epoch->rank;
     t->status.rank_count = epoch->size;
@@ -647,12 +657,12 @@ static tdm_status run_finish(tdm__trainer *t, bool stopped, tdm_error *err)
     tdm_train_result *out = t->result;
     member_report(t, "saving");
     out->interrupted = stopped;
-    out->nothing_to_do = t->is_restored;
+    out->nothing_to_do = t->phase == TDM__TRAIN_RESTORED;
     if (out->nothing_to_do && t->predictor) TDM_TRY(tdm__measure_test(t, err));
     if (!out->nothing_to_do) TDM_TRY(tdm__save_end(t, err));
     TDM_TRY(tdm__sum_up(t, out, err));
     tdm__say_end(t, out);
-    t->has_ended = true;
+    t->phase = TDM__TRAIN_ENDED;
     member_report(t, "ended");
     return TDM_OK;
 }
@@ -667,18 +677,17 @@ static tdm_status epoch_train_step(tdm__trainer *t, unsigned request, unsigned *
 {
     double begin = tdm_clock_s();
     *requests = 0;
-    if (t->after_done && !is_at_end(t)) {
+    if (t->phase != TDM__TRAIN_STEPPED && !is_at_end(t)) {
         TDM_TRY(tdm__one_step(t, request | tdm__requests_of(t), requests, err));
-        t->is_restored = false;
         snapshot_save(t);
     }
-    if (!t->after_done) {
+    if (t->phase == TDM__TRAIN_STEPPED) {
         TDM_TRY(tdm__after_step(t, *requests, err));
         snapshot_save(t);
     }
     member_report(t, "training");
     double took = tdm_clock_s() - begin;
-    if (took > t->longest_s) t->longest_s = took;
+    if (took > t->clock.longest_step_s) t->clock.longest_step_s = took;
     /* A single rank has nothing to agree on: a request that came during this step stops it here. */
     if (!t->comm) *requests |= tdm__requests_of(t) & TDM_REQUEST_STOP;
     bool stops = (*requests & TDM_REQUEST_STOP) != 0;
@@ -704,18 +713,18 @@ static tdm_status train_fixed_world(tdm__trainer *t, tdm_error *err)
 {
     double begin_s = tdm_clock_s();
     bool done = false;
-    t->epoch = 1;
+    t->session.epoch = 1;
     t->status.rank = tdm__rank_of(t->comm);
     t->status.rank_count = tdm__size_of(t->comm);
     t->watch.straggler = -1;
-    TDM_TRY(tdm__agree(t->comm, trainer_prepare(t, err), NULL, err));
+    TDM_TRY(tdm_comm_agree(t->comm, trainer_prepare(t, err), NULL, err));
     TDM_TRY(epoch_begin(t, 0, begin_s, err));
 
     /* A stop that was requested during the preparation counts before the first step. */
     unsigned requests = is_at_end(t) ? 0 : tdm__requests_of(t);
-    TDM_TRY(tdm__agree(t->comm, TDM_OK, &requests, err));
+    TDM_TRY(tdm_comm_agree(t->comm, TDM_OK, &requests, err));
     if (requests & TDM_REQUEST_STOP) {
-        t->is_restored = false; /* the summary is that of an interrupted run */
+        t->phase = TDM__TRAIN_SETTLED; /* the summary is that of an interrupted run */
         return run_finish(t, true, err);
     }
     unsigned request = requests;
@@ -735,14 +744,14 @@ static tdm_status train_session(tdm__trainer *t, tdm_error *err)
                                         .interrupt = world_interrupt};
     tdm_elastic_result result = {0};
     t->comm = NULL;
-    pthread_mutex_init(&t->comm_lock, NULL);
+    pthread_mutex_init(&t->session.comm_lock, NULL);
 
     tdm_status status = trainer_prepare(t, err);
     if (status == TDM_OK) status = tdm_elastic_run(t->options->member, &ops, t, &result, err);
     t->result->recoveries = result.recoveries;
     world_leave(t);
-    tdm_kv_close(t->kv);
-    pthread_mutex_destroy(&t->comm_lock);
+    tdm_kv_close(t->session.kv);
+    pthread_mutex_destroy(&t->session.comm_lock);
 
     if (status != TDM_OK) return status;
     if (result.fenced)

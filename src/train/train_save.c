@@ -9,6 +9,7 @@
  * worker makes nothing visible.
  */
 #include "base/base.h"
+#include "base/timing.h"
 #include "cluster/cluster.h"
 #include "membership/membership.h"
 #include "os/os.h"
@@ -21,8 +22,6 @@
 
 #define STOP_SHARE 0.8 /* part of elastic.grace for retries after a stop request */
 
-enum { SLICE_NS = 100000000 };
-
 const char *tdm__last_good(const tdm__trainer *t)
 {
     return t->status.checkpoint_path ? "the newest checkpoint is the last good state"
@@ -34,9 +33,11 @@ static tdm_status save_may_commit(void *user, tdm_error *err)
 {
     tdm__trainer *t = user;
     tdm_error why = {.status = TDM_OK};
-    tdm_status status = tdm_member_confirm(t->options->member, t->epoch, &why);
+    tdm_status status = tdm_member_confirm(t->options->member, t->session.epoch, &why);
     if (status == TDM_OK) return TDM_OK;
-    return tdm_fail(err, tdm__is_peer_status(status) ? status : TDM_ERR_TIMEOUT, "%s", why.message);
+    return tdm_fail(err,
+                    tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER ? status : TDM_ERR_TIMEOUT,
+                    "%s", why.message);
 }
 
 /* Whether the job sets checkpoints before the end. */
@@ -54,27 +55,28 @@ static bool expects_saves(const tdm__trainer *t)
 tdm_status tdm__make_saver(tdm__trainer *t, tdm_error *err)
 {
     const tdm_job *job = t->job;
-    if (!t->pool) t->pool = tdm__snapshot_pool_create(); /* if NULL, the saver creates one */
+    if (!t->saves.pool)
+        t->saves.pool = tdm__snapshot_pool_create(); /* if NULL, the saver creates one */
     tdm__saver_options o = {
         .state = &t->state,
         .background = job->checkpoint.background,
         .lazy = true,
         .expected = expects_saves(t),
-        .pool = t->pool,
+        .pool = t->saves.pool,
         .retention = {.keep = job->checkpoint.keep,
                       .keep_every = job->checkpoint.keep_every,
                       .keep_best = job->checkpoint.keep_best,
                       .by_accuracy = job->checkpoint.metric == TDM_JOB_METRIC_TEST_ACCURACY}};
     if (t->options->member) o.gate = (tdm_commit_gate){.may_commit = save_may_commit, .user = t};
-    t->is_saving = t->is_ending = false; /* reset a failed end of the previous world */
-    return tdm__saver_create(&o, &t->saver, err);
+    t->saves.has_begun = t->saves.is_last = false; /* reset a failed end of the previous world */
+    return tdm__saver_create(&o, &t->saves.saver, err);
 }
 
 /* A step must not change blocks that a save has not copied yet. */
 void tdm__before_update(void *user)
 {
     tdm__trainer *t = user;
-    if (t->saver) tdm__saver_hold(t->saver);
+    if (t->saves.saver) tdm__saver_hold(t->saves.saver);
 }
 
 /* Answers the request for this checkpoint in the store. If this epoch may not write it any more, the
@@ -83,17 +85,18 @@ static void save_request_answer(tdm__trainer *t, const tdm__saved *saved)
 {
     tdm_session_saved reply = {.status = saved->status, .step = saved->step};
     tdm_error why = {0};
-    if (t->answering == 0 || saved->step != t->answering_step || !t->kv) return;
-    uint64_t revision = t->answering;
-    t->answering = 0;
-    if (tdm__is_peer_status(saved->status)) return;
-    t->answered = revision;
+    if (t->requests.serving == 0 || saved->step != t->requests.serving_step || !t->session.kv)
+        return;
+    uint64_t revision = t->requests.serving;
+    t->requests.serving = 0;
+    if (tdm_status_group_of(saved->status) == TDM_STATUS_GROUP_PEER) return;
+    t->requests.answered = revision;
     snprintf(reply.path, sizeof(reply.path), "%s", saved->path);
     if (saved->status != TDM_OK)
         snprintf(reply.message, sizeof(reply.message), "%.*s", (int)sizeof(reply.message) - 1,
                  saved->message);
-    if (tdm_session_answer_save(t->kv, t->options->membership->session, revision, &reply, &why) !=
-        TDM_OK)
+    if (tdm_session_answer_save(t->session.kv, t->options->membership->session, revision, &reply,
+                                &why) != TDM_OK)
         tdm__say(t, TDM_LOG_INFO,
                  "the requested checkpoint of step %llu cannot be reported in the store: %s",
                  (unsigned long long)saved->step, why.message);
@@ -105,7 +108,7 @@ static void save_note_failure(tdm__trainer *t, const tdm__saved *saved)
     unsigned long long step = saved->step;
     const tdm_checkpoint_removed *removed = &saved->removed;
     bool retries = t->job->checkpoint.retry_s > 0 && tdm__is_disk_status(saved->status);
-    tdm__retry *retry = t->is_ending ? &t->end_retry : &t->save_retry;
+    tdm__retry *retry = t->saves.is_last ? &t->saves.last_retry : &t->saves.retry;
     tdm__retry_failed(retry, tdm_clock_s());
     if (!retries) retry->next_s = (double)INFINITY;
     if (removed->count > 0) {
@@ -116,8 +119,8 @@ static void save_note_failure(tdm__trainer *t, const tdm__saved *saved)
                  "failed: %s",
                  step, removed->count, removed->count == 1 ? "" : "s", (double)removed->bytes / 1e6,
                  saved->message);
-    } else if (!t->save_failed && !t->is_ending) {
-        t->save_failed = true;
+    } else if (!t->saves.is_failing && !t->saves.is_last) {
+        t->saves.is_failing = true;
         tdm__say(t, TDM_LOG_WARN, "step %llu: no checkpoint: %s; training continues%s", step,
                  saved->message, retries ? ", and a later step is saved as soon as possible" : "");
     }
@@ -125,26 +128,27 @@ static void save_note_failure(tdm__trainer *t, const tdm__saved *saved)
 
 static void save_note_success(tdm__trainer *t, const tdm__saved *saved)
 {
-    unsigned failures = t->save_retry.failures + t->end_retry.failures;
-    double since_s = t->save_retry.failures > 0 ? t->save_retry.first_s : t->end_retry.first_s;
-    if (t->save_failed)
+    unsigned failures = t->saves.retry.failures + t->saves.last_retry.failures;
+    double since_s = t->saves.retry.failures > 0 ? t->saves.retry.first_s
+                                                 : t->saves.last_retry.first_s;
+    if (t->saves.is_failing)
         tdm__say(t, TDM_LOG_INFO,
                  "step %llu: checkpoints can be written again, after %u failed attempt%s in %.1f s",
                  (unsigned long long)saved->step, failures, failures == 1 ? "" : "s",
                  tdm_clock_s() - since_s);
-    t->save_failed = false;
-    t->save_retry = t->end_retry = (tdm__retry){0};
+    t->saves.is_failing = false;
+    t->saves.retry = t->saves.last_retry = (tdm__retry){0};
 }
 
 /* Handles the result of a save. */
 static void save_handle(tdm__trainer *t, const tdm__saved *saved)
 {
     unsigned long long step = saved->step;
-    t->last_save = *saved;
+    t->saves.last = *saved;
     save_request_answer(t, saved);
     if (saved->status == TDM_OK) {
-        snprintf(t->checkpoint_path, sizeof(t->checkpoint_path), "%s", saved->path);
-        t->status.checkpoint_path = t->checkpoint_path;
+        snprintf(t->saves.path, sizeof(t->saves.path), "%s", saved->path);
+        t->status.checkpoint_path = t->saves.path;
         tdm__say(t, TDM_LOG_INFO, "step %llu: wrote %s in %.1f ms, training waited %.2f ms", step,
                  saved->path, 1000 * saved->seconds, 1000 * saved->stall_s);
         if (saved->message[0])
@@ -158,8 +162,8 @@ static void save_handle(tdm__trainer *t, const tdm__saved *saved)
 
 bool tdm__save_retry_due(const tdm__trainer *t)
 {
-    return t->save_retry.failures > 0 && t->saver && !tdm__saver_busy(t->saver) &&
-           tdm_clock_s() >= t->save_retry.next_s;
+    return t->saves.retry.failures > 0 && t->saves.saver && !tdm__saver_busy(t->saves.saver) &&
+           tdm_clock_s() >= t->saves.retry.next_s;
 }
 
 static tdm_status fail_diverged(const tdm__trainer *t, uint64_t step, const char *what,
@@ -172,7 +176,7 @@ static tdm_status fail_diverged(const tdm__trainer *t, uint64_t step, const char
 tdm_status tdm__save_handle_finished(tdm__trainer *t, tdm_error *err)
 {
     tdm__saved saved;
-    while (t->saver && tdm__saver_poll(t->saver, &saved)) {
+    while (t->saves.saver && tdm__saver_poll(t->saves.saver, &saved)) {
         save_handle(t, &saved);
         if (saved.status == TDM_ERR_DIVERGED)
             return fail_diverged(t, saved.step, saved.message, err);
@@ -212,18 +216,18 @@ tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err)
     tdm__save what = {.path = checkpoint_path_of(t),
                       .content = &content,
                       .metrics = metrics_of(t),
-                      .waits = t->is_ending};
+                      .waits = t->saves.is_last};
 
     tdm_status status = what.path ? TDM_OK : tdm_fail_oom(err, "in training");
-    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    TDM_TRY(tdm_comm_agree(t->comm, status, NULL, err));
     tdm_os_test_point(&(tdm_test_point){"checkpoint", t->position.step, tdm__rank_of(t->comm), 0});
-    if (t->leads) tdm__ledger_sync(&t->ledger);
+    if (t->leads) tdm__ledger_sync(&t->ledger.file);
 
-    t->saved_s = tdm_clock_s();
-    t->save_requested = false;
-    if (t->asked > t->answered) t->answering = t->asked;
-    t->answering_step = t->position.step;
-    TDM_TRY(tdm__saver_begin(t->saver, &what, &bad, err));
+    t->saves.begun_s = tdm_clock_s();
+    t->requests.is_pending = false;
+    if (t->requests.newest > t->requests.answered) t->requests.serving = t->requests.newest;
+    t->requests.serving_step = t->position.step;
+    TDM_TRY(tdm__saver_begin(t->saves.saver, &what, &bad, err));
     if (bad) {
         char text[300];
         snprintf(text, sizeof(text), "tensor '%.200s' has a non-finite value", bad);
@@ -231,8 +235,8 @@ tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err)
     }
 
     tdm_os_test_point(&(tdm_test_point){"checkpoint", t->position.step, tdm__rank_of(t->comm), 1});
-    t->is_saving = true;
-    t->saving_step = t->position.step;
+    t->saves.has_begun = true;
+    t->saves.begun_step = t->position.step;
     return tdm__save_handle_finished(t, err);
 }
 
@@ -240,8 +244,8 @@ tdm_status tdm__save_finish(tdm__trainer *t, tdm_error *err)
 {
     tdm__saved saved;
     bool has = false;
-    if (!t->saver) return TDM_OK;
-    TDM_TRY(tdm__saver_finish(t->saver, &has, &saved, err));
+    if (!t->saves.saver) return TDM_OK;
+    TDM_TRY(tdm__saver_finish(t->saves.saver, &has, &saved, err));
     if (has) save_handle(t, &saved);
     if (has && saved.status == TDM_ERR_DIVERGED)
         return fail_diverged(t, saved.step, saved.message, err);
@@ -253,10 +257,10 @@ static tdm_status last_save_wait(tdm__trainer *t, bool *good, tdm_error *err)
 {
     TDM_TRY(tdm__save_finish(t, err));
     if (t->comm)
-        TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), &t->last_save, sizeof(t->last_save),
+        TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), &t->saves.last, sizeof(t->saves.last),
                                     TDM_DTYPE_U8, 0, err));
-    *good = t->is_saving && t->saving_step == t->position.step && t->last_save.status == TDM_OK &&
-            t->last_save.step == t->position.step;
+    *good = t->saves.has_begun && t->saves.begun_step == t->position.step &&
+            t->saves.last.status == TDM_OK && t->saves.last.step == t->position.step;
     return TDM_OK;
 }
 
@@ -277,7 +281,7 @@ static double retry_budget_s(const tdm__trainer *t)
 static tdm__retry_choice retry_choose(const tdm__trainer *t, const tdm__retry *retry)
 {
     tdm__retry_choice choice = tdm__retry_choose(retry, retry_budget_s(t), tdm_clock_s());
-    if (choice == TDM__RETRY_WAIT) tdm_clock_sleep(SLICE_NS * 1e-9);
+    if (choice == TDM__RETRY_WAIT) tdm_clock_sleep(TDM__TIMING_TRAIN_RETRY_CHECK_S);
     return choice;
 }
 
@@ -300,18 +304,18 @@ tdm_status tdm__retry_await(const tdm__trainer *t, const tdm__retry *retry, tdm_
 
 static void save_log_waiting(tdm__trainer *t)
 {
-    if (t->job->checkpoint.retry_s <= 0 || !tdm__is_disk_status(t->last_save.status)) return;
-    t->save_failed = true;
+    if (t->job->checkpoint.retry_s <= 0 || !tdm__is_disk_status(t->saves.last.status)) return;
+    t->saves.is_failing = true;
     tdm__say(t, TDM_LOG_WARN,
              "step %llu: the last checkpoint cannot be written: %s; retrying for up to %.0f s "
              "(checkpoint.retry_s); fix the problem meanwhile",
-             (unsigned long long)t->position.step, t->last_save.message,
+             (unsigned long long)t->position.step, t->saves.last.message,
              t->job->checkpoint.retry_s);
 }
 
 static tdm_status last_save_fail(const tdm__trainer *t, int tries, tdm_error *err)
 {
-    const tdm__saved *last = &t->last_save;
+    const tdm__saved *last = &t->saves.last;
     /* If the store is unavailable, this epoch ends, and the next one saves again. */
     tdm_status status = last->status == TDM_ERR_TIMEOUT ? TDM_ERR_PEER_TIMEOUT : last->status;
     if (tries == 1) return tdm_fail(err, status, "%s", last->message);
@@ -323,7 +327,7 @@ tdm_status tdm__save_end(tdm__trainer *t, tdm_error *err)
 {
     bool good = false, again = true;
     int tries = 0;
-    t->is_ending = true;
+    t->saves.is_last = true;
     TDM_TRY(last_save_wait(t, &good, err));
     while (!good && again) {
         TDM_TRY(tdm__save_begin(t, err));
@@ -331,14 +335,14 @@ tdm_status tdm__save_end(tdm__trainer *t, tdm_error *err)
         tries++;
         if (good) break;
         if (tries == 1) save_log_waiting(t);
-        TDM_TRY(tdm__retry_await(t, &t->end_retry, t->last_save.status, &again, err));
+        TDM_TRY(tdm__retry_await(t, &t->saves.last_retry, t->saves.last.status, &again, err));
     }
-    const tdm__saved *last = &t->last_save;
+    const tdm__saved *last = &t->saves.last;
     if (!good) return last_save_fail(t, tries, err);
     if (!t->leads) { /* other ranks know the path from the broadcast only */
-        snprintf(t->checkpoint_path, sizeof(t->checkpoint_path), "%s", last->path);
-        t->status.checkpoint_path = t->checkpoint_path;
+        snprintf(t->saves.path, sizeof(t->saves.path), "%s", last->path);
+        t->status.checkpoint_path = t->saves.path;
     }
-    memcpy(t->state_hash, last->state_hash, sizeof(t->state_hash));
+    memcpy(t->saves.state_hash, last->state_hash, sizeof(t->saves.state_hash));
     return TDM_OK;
 }

@@ -74,7 +74,7 @@ static tdm_status data_compare(const tdm_dataset *set, char hash[TDM_SHA256_HEX]
     tdm_fail(err, TDM_ERR_JOB_MISMATCH,
              "rank %d read different data from %s than rank 0; put the same files on all hosts",
              differs, tdm_dataset_info_of(set)->path);
-    return tdm__agree(comm, TDM_ERR_JOB_MISMATCH, NULL, err);
+    return tdm_comm_agree(comm, TDM_ERR_JOB_MISMATCH, NULL, err);
 }
 
 tdm_status tdm__train_schedule_compare(tdm__train_schedule *schedule, tdm_comm *comm,
@@ -85,7 +85,7 @@ tdm_status tdm__train_schedule_compare(tdm__train_schedule *schedule, tdm_comm *
     tdm_status status = TDM_OK;
     if (test && !schedule->test_hash[0] && tdm_dataset_hash(test, schedule->test_hash) != TDM_OK)
         status = tdm_fail_oom(err, "to hash the data");
-    TDM_TRY(tdm__agree(comm, status, NULL, err));
+    TDM_TRY(tdm_comm_agree(comm, status, NULL, err));
     TDM_TRY(data_compare(schedule->data.train, schedule->data_hash, comm, err));
     return test ? data_compare(test, schedule->test_hash, comm, err) : TDM_OK;
 }

@@ -30,73 +30,120 @@ typedef struct tdm__restored {
     char path[TDM_PATH_BYTES];
 } tdm__restored;
 
+/*
+ * How far the loop is with the last step:
+ *
+ *                            tdm__after_step
+ *       +---------+    (metrics, evaluation, save)    +---------+   run_finish   +-------+
+ *       | STEPPED |---------------------------------->| SETTLED |--------------->| ENDED |
+ *       +---------+<----------------------------------+---------+                +-------+
+ *            ^               tdm__count_step                                         ^
+ *            |                                        +----------+    run_finish     |
+ *            +----------------------------------------| RESTORED |-------------------+
+ *                            tdm__count_step          +----------+
+ *
+ * A run begins in RESTORED (from a checkpoint) or SETTLED (a new run, or a state in memory). A new epoch continues in
+ * the phase of the snapshot (snapshot_restore).
+ */
+typedef enum tdm__train_phase {
+    TDM__TRAIN_SETTLED, /* the work due after the last step is done */
+    TDM__TRAIN_RESTORED, /* likewise; the state came from a checkpoint, and nothing was trained since */
+    TDM__TRAIN_STEPPED, /* that work is not done */
+    TDM__TRAIN_ENDED    /* everything to be kept is on disk */
+} tdm__train_phase;
+
+/* Checkpoints of this process. */
+typedef struct tdm__trainer_saves {
+    tdm__saver *saver;
+    tdm__snapshot_pool *pool; /* passed from saver to saver */
+    bool has_begun;           /* a save was begun in this world, of begun_step */
+    uint64_t begun_step;
+    double begun_s;                  /* when the last checkpoint was begun, or training started */
+    tdm__saved last;                 /* result of the last save, on rank 0 */
+    bool is_failing;                 /* checkpoints fail, and this was logged */
+    tdm__retry retry;                /* of a failed checkpoint; rank 0 */
+    bool is_last;                    /* the next checkpoint is that of the end */
+    tdm__retry last_retry;           /* of that one; rank 0 */
+    char path[TDM_PATH_BYTES];       /* of the last checkpoint */
+    char state_hash[TDM_SHA256_HEX]; /* of the last checkpoint */
+} tdm__trainer_saves;
+
+/* Checkpoints that were requested. */
+typedef struct tdm__trainer_requests {
+    bool is_pending;       /* should_save requested one, and no save was begun since */
+    double begun_s;        /* when a requested save was begun; 0: never */
+    uint64_t newest;       /* rank 0: revision of the newest request in the store */
+    uint64_t answered;     /* revision up to which requests were answered */
+    uint64_t serving;      /* revision of the request being served; 0: none */
+    uint64_t serving_step; /* step of the save that serves it */
+} tdm__trainer_requests;
+
+/* Times and counts for the metrics. */
+typedef struct tdm__trainer_clock {
+    double begin_s;        /* of the call */
+    double start_seconds;  /* from begin_s to the first step */
+    double step_seconds;   /* spent in steps by this call */
+    double longest_step_s; /* with the work due after it */
+    uint64_t first_sample; /* samples trained before this call */
+    uint64_t first_step;
+    double window_begin_s;
+    uint64_t window_begin_samples;
+} tdm__trainer_clock;
+
+/* Rank 0 writes the ledger; every rank has the line of the last step. */
+typedef struct tdm__trainer_ledger {
+    tdm__ledger file;
+    uint64_t tally; /* digest of the samples this rank read in the current step */
+    tdm__ledger_line line;
+    tdm__ledger_recent *recent; /* in sessions; else NULL */
+} tdm__trainer_ledger;
+
+/* Membership epochs (train_epoch.c). */
+typedef struct tdm__trainer_session {
+    tdm_kv *kv; /* NULL: a fixed world */
+    uint32_t epoch;
+    bool has_entered; /* this process took part in an epoch before */
+    int refused_rank; /* with which no world could be opened; -1: none */
+    char refused_why[TDM_LOST_BYTES];
+    char run_path[TDM_PATH_BYTES]; /* of the session's run; empty: unknown */
+    pthread_mutex_t
+        comm_lock; /* protects the comm and the next field from the interrupting thread */
+    bool is_interrupted;
+} tdm__trainer_session;
+
 typedef struct tdm__trainer {
     const tdm_job *job;
     const tdm_train_options *options;
     tdm_comm *comm; /* NULL: a single process */
     bool leads;     /* rank 0 */
     tdm_arena *arena;
+
+    /* What is trained. */
     tdm__train_schedule schedule;
-    tdm_str job_yaml;
-    tdm__run run;
-    bool run_open;
-    bool has_ended; /* everything to be kept is on disk */
+    tdm_position position;
+    tdm__restored resumed;
+    tdm__train_phase phase;
+    bool ended_early; /* by train.early_stop */
     tdm__state state;
     tdm_plan_cache *plan_cache; /* passed from team to team */
     tdm_team *team;
+    int64_t *indices; /* of the samples of a lane */
     tdm__watch watch;
     tdm_predictor *predictor;
     int predictor_threads;  /* it was created for */
     tdm_prefetch *prefetch; /* of the predictor */
-    int64_t *indices;       /* of the samples of a lane */
-    bool ended_early;       /* by train.early_stop */
-    tdm_position position;
-    tdm__restored resumed;
+
+    /* What is recorded. */
+    tdm_str job_yaml;
+    tdm__run run;
+    bool run_open;
     tdm_train_status status;
-    char state_hash[TDM_SHA256_HEX]; /* of the last checkpoint */
-    tdm__saver *saver;
-    tdm__snapshot_pool *pool; /* passed from saver to saver */
-    bool is_saving;           /* a save was begun in this world, of saving_step */
-    uint64_t saving_step;
-    tdm__saved last_save; /* result of the last save, on rank 0 */
-    char checkpoint_path[TDM_PATH_BYTES];
-    bool save_failed;      /* checkpoints fail, and this was logged */
-    tdm__retry save_retry; /* for failed checkpoints; rank 0 */
-    tdm__retry end_retry;  /* for the last checkpoint; rank 0 */
-    bool is_ending;        /* the next checkpoint is the last */
-    double step_seconds;   /* spent in steps by this call */
-    uint64_t first_sample; /* samples trained before this call */
-    uint64_t first_step;
-    double begin_s;       /* of the call */
-    double start_seconds; /* from begin_s to the first step */
-    double window_begin_s;
-    uint64_t window_begin_samples;
-    double saved_s; /* when the last checkpoint was begun, or training started */
-    /* Requested checkpoints. */
-    bool save_requested;     /* by should_save, and no save was begun since */
-    double requested_s;      /* when a requested save was begun; 0: never */
-    uint64_t asked;          /* rank 0: revision of the newest request in the store */
-    uint64_t answered;       /* revision up to which requests were answered */
-    uint64_t answering;      /* revision of the request being served; 0: none */
-    uint64_t answering_step; /* step of the save that serves it */
-    /* The ledger: rank 0 writes it; every rank has the line of the last step. */
-    tdm__ledger ledger;
-    uint64_t tally; /* digest of the samples this rank read in the current step */
-    tdm__ledger_line ledger_line;
-    tdm__ledger_recent *ledger_recent; /* in sessions; else NULL */
-    /* Membership epochs (train_epoch.c). */
-    bool after_done;  /* the work due after the last step is done */
-    bool is_restored; /* the state came from a checkpoint, and nothing was trained since */
-    tdm_kv *kv;
-    uint32_t epoch;
-    bool entered;     /* this process took part in an epoch before */
-    int refused_rank; /* with which no world could be opened; -1: none */
-    char refused_why[TDM_LOST_BYTES];
-    char run_path[TDM_PATH_BYTES]; /* of the session's run; empty: unknown */
-    double longest_s;              /* longest step, with the work due after it */
-    pthread_mutex_t comm_lock;     /* protects `comm` against the interrupting thread */
-    bool interrupted;
     tdm_train_result *result;
+    tdm__trainer_clock clock;
+    tdm__trainer_ledger ledger;
+    tdm__trainer_saves saves;
+    tdm__trainer_requests requests;
+    tdm__trainer_session session;
 } tdm__trainer;
 
 /* ---- steps (train.c) -------------------------------------------------------------------------- */

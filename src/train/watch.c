@@ -40,7 +40,7 @@ tdm_status tdm__watch_init(tdm__watch *w, tdm_comm *comm, const tdm_team *team, 
     w->straggler = -1;
     w->slow_factor = w->window_begin_s = 0;
     w->has_rates = false;
-    TDM_TRY(tdm__agree(comm, good ? TDM_OK : tdm_fail_oom(err, "in training"), NULL, err));
+    TDM_TRY(tdm_comm_agree(comm, good ? TDM_OK : tdm_fail_oom(err, "in training"), NULL, err));
     assert(w->ranks && w->before && w->first && w->names);
     memset(w->names, 0, count * sizeof(*w->names));
     memset(w->ranks, 0, count * sizeof(*w->ranks));

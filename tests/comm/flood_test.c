@@ -242,29 +242,42 @@ static void run_urgent(flood *f, tdm_algorithm algorithm)
 
 /* ---- memory in common ------------------------------------------------------------------------------ */
 
-/* Every rank takes a block and tells where it is; who is of the same node writes into it. */
+/* The region of a rank in its node's segment. */
+static void *region_of(flood *f, uint32_t scope, int rank)
+{
+    char name[TDM_SHM_NAME_BYTES];
+    tdm_error err = {0};
+    void *region = NULL;
+    tdm_shm *shm = tdm_comm_shm(f->comm, &err);
+    snprintf(name, sizeof(name), "flood-%u-%d", (unsigned)scope, rank);
+    if (!shm || tdm_shm_region_take(shm, name, (size_t)3 * 4096, NULL, &region, &err) != TDM_OK)
+        complain(f, NULL, err.message);
+    return region;
+}
+
+/* Every rank takes a region and sends its offset; the ranks of the same node write into it. */
 static void run_shared(flood *f)
 {
     tdm_error err = {0};
-    void *block = NULL;
     uint64_t places[MAX_RANKS] = {0};
-    if (tdm_comm_shared(f->comm, 3 * 4096, &block, &err) != TDM_OK) {
-        complain(f, NULL, err.message);
-        return;
-    }
+    uint32_t scope = tdm_comm_shm_scope(f->comm);
+    tdm_shm *shm = tdm_comm_shm(f->comm, &err);
+    void *block = region_of(f, scope, f->rank), *regions[MAX_RANKS] = {NULL};
+    if (!block) return;
     int *words = (int *)((char *)block + 4096 + 64), outside = 0;
     tdm_group *world = tdm_comm_world(f->comm);
-    places[f->rank] = tdm_comm_shared_place(f->comm, words);
-    if (places[f->rank] == UINT64_MAX || tdm_comm_shared_at(f->comm, places[f->rank]) != words ||
-        tdm_comm_shared_place(f->comm, &outside) != UINT64_MAX ||
-        tdm_comm_shared_at(f->comm, UINT64_MAX) || tdm_comm_shared_at(f->comm, UINT64_MAX - 4095))
+    places[f->rank] = tdm_shm_offset(shm, words);
+    if (places[f->rank] == UINT64_MAX || tdm_shm_at(shm, places[f->rank]) != words ||
+        tdm_shm_offset(shm, &outside) != UINT64_MAX || tdm_shm_at(shm, UINT64_MAX) ||
+        tdm_shm_at(shm, UINT64_MAX - 4095))
         complain(f, NULL, "a place of shared memory is not what it should be");
     if (tdm_group_all_gather(world, NULL, places, (size_t)f->size, TDM_DTYPE_I64, &err) != TDM_OK)
         complain(f, NULL, err.message);
     int node = tdm_comm_node_of(f->comm, f->rank), neighbours = 0;
     for (int r = 0; r < f->size && !f->failed; r++) {
         if (tdm_comm_node_of(f->comm, r) != node) continue;
-        int *theirs = tdm_comm_shared_at(f->comm, places[r]);
+        regions[r] = region_of(f, scope, r);
+        int *theirs = tdm_shm_at(shm, places[r]);
         neighbours++;
         if (theirs)
             theirs[f->rank] = f->rank + 1;
@@ -282,7 +295,8 @@ static void run_shared(flood *f)
         tdm_comm_node_of(f->comm, f->size) != -1)
         complain(f, NULL, "the ranks of a node are not those that share its memory");
     if (tdm_group_barrier(world, &err) != TDM_OK) complain(f, NULL, err.message);
-    tdm_comm_shared_free(f->comm, block);
+    for (int r = 0; r < f->size; r++) tdm_shm_region_release(shm, regions[r]);
+    tdm_shm_region_release(shm, block);
 }
 
 /* ---- ranks ---------------------------------------------------------------------------------------- */

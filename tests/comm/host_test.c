@@ -153,7 +153,7 @@ static void small_address_space(void)
 
 /* ---- several processes ------------------------------------------------------------------------- */
 
-/* All come here before any continues. Counts in the slots of rank 0, so that none can be lost. */
+/* Waits until all processes are here. Counts in the slots of rank 0, so that no arrival can be lost. */
 static void meet(host_bench *b, uint64_t round)
 {
     _Atomic uint64_t *come = tdm__host_slot(b->host, 0, 0);

@@ -1,9 +1,9 @@
 /*
- * elastic_test.c: training that goes on when its processes are killed, through the library alone.
+ * elastic_test.c: training that continues when its processes are killed, through the library alone.
  *
- * The parent plays the agent: it has the vault, starts workers, tells the store when one has died, and starts
- * another in its place. Workers are killed by SIGKILL: by themselves inside of every phase of a step (points
- * for tests, os.h), and by the parent at random instants; some are stopped and continued. However it goes, the
+ * The parent plays the agent: it creates the shared memory segment, starts workers, writes to the store when one has died, and
+ * starts another in its place. Workers are killed by SIGKILL: by themselves inside of every phase of a step (points
+ * for tests, os.h), and by the parent at random instants; some are stopped and continued. In each case the
  * run must end with the state of an undisturbed one, its ledger must be exact, and its metrics whole.
  *
  *     dist_elastic [--seed S] [--runs N] [--keep]
@@ -100,7 +100,7 @@ typedef struct world {
     int size;
     const char *request; /* for TANDEM_TEST_KILL; NULL: none */
     const char *every;
-    bool apart;          /* each worker is a host of its own, whose memory dies with it */
+    bool apart;          /* each worker is a separate host, whose memory ends with it */
     const char *stopped; /* the file that names a process that stopped itself; NULL: none does */
 } world;
 
@@ -206,7 +206,7 @@ static void put_about(const world *w)
     tdm_kv_close(kv);
 }
 
-/* What is on disk, whoever was alive to tell. */
+/* The result on disk: no worker may be alive to report it. */
 static bool find_result(const world *w, char hash[TDM_SHA256_HEX], char run[512])
 {
     char key[256], url[200];
@@ -395,8 +395,8 @@ static int remove_entry(const char *path, const struct stat *about, int type, st
     return remove(path);
 }
 
-/* All die inside of an update, and whoever finishes it next is stopped at that, for good: it must be killed,
- * or it could go on later and write over what the others did meanwhile. */
+/* All die inside of an update, and the worker that completes it is stopped meanwhile, for good: it must be killed,
+ * or it could continue later and overwrite what the others wrote meanwhile. */
 static void stop_who_finishes(const model *m, const char *hash, const char *phase)
 {
     char request[400], stopped[100];

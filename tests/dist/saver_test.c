@@ -1,6 +1,6 @@
 /*
  * saver_test.c: checkpoints written while training goes on, in worlds of real processes: the file is that
- * of a single process, byte for byte, whoever writes which part; the state may change as soon as begin has
+ * of a single process, byte for byte, for any writer of each part; the state may change as soon as begin has
  * returned; disks that fail, gates that say no, ranks that cannot see the directory, ranks that die in the
  * middle, and saves that are called off leave nothing behind but the last good file.
  *
@@ -223,8 +223,8 @@ static int files_in(const char *directory, bool with_hidden)
     return found;
 }
 
-/* A rank that cannot join leaves its part to rank 0, which then copies for it, too: it may train on as
- * soon as the others may, and nothing of that gets into the file. */
+/* A rank that cannot join leaves its part to rank 0, which copies that part as well. The rank continues training
+ * as soon as the others do, and nothing that it changes then gets into the file. */
 static void leave_part_to_rank_0(fixture *f, const char *expected)
 {
     int rank = tdm__rank_of(f->comm), size = tdm__size_of(f->comm);
@@ -242,7 +242,7 @@ static void leave_part_to_rank_0(fixture *f, const char *expected)
     fill_blocks(&f->state, 0.5f);
 }
 
-/* What can go wrong without anybody's death: each time all ranks go on. */
+/* Failures in which no rank dies: after each of them all ranks continue. */
 static void task_trouble(tdm_comm *comm, way how)
 {
     fixture f;
@@ -322,7 +322,7 @@ static void outlive(fixture *f)
     tdm__saver_hold(f->saver); /* nobody waits for the dead */
     while (!(has = tdm__saver_poll(f->saver, &saved)) && tdm_clock_s() < until) usleep(1000);
     CHECK(has);
-    CHECK(tdm__is_peer_status(saved.status));
+    CHECK(tdm_status_group_of(saved.status) == TDM_STATUS_GROUP_PEER);
     CHECK_INT(files_in(f->directory, true), 0);
 }
 
@@ -330,7 +330,7 @@ static void outlive(fixture *f)
 static void give_up(fixture *f, tdm_status status)
 {
     double until = tdm_clock_s() + 60;
-    CHECK(tdm__is_peer_status(status));
+    CHECK(tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER);
     tdm__saver_abandon(f->saver);
     while (files_in(f->directory, true) > 0 && tdm_clock_s() < until) usleep(1000);
     CHECK_INT(files_in(f->directory, true), 0);
@@ -388,7 +388,7 @@ static void remove_directory(void)
     CHECK_INT(system(command), 0);
 }
 
-/* A world in a directory of its own. */
+/* A world with a separate directory. */
 static const char *in_world(const char *task, way how, const char *hosts, int zero)
 {
     static char path[MAX_PATH];
@@ -466,8 +466,8 @@ static void test_death(void)
     in_world("death", LAZY, "aa", 0);
 }
 
-/* Somebody fails before the copy is made: the state may be gone by then, and is not looked at any more. The
- * memory that stands for it ends whoever reads it. */
+/* A writer fails before the copy is made: the state may be freed by then, so it must not be read any more. Here its
+ * memory is not readable: an access would end the test. */
 static void test_cut_short(void)
 {
     enum { PIECES = 3, BYTES = 4096 };
@@ -489,13 +489,37 @@ static void test_cut_short(void)
     job->writer_count = 2;
     job->writer_index = 1;
     job->rank = 1;
-    job->copies = true;
+    job->phase = TDM__SAVER_COPYING;
+    job->must_hold = true;
     tdm__saver_job_run(job);
     CHECK(tdm__saver_job_ended(job));
     CHECK_INT(board->done, 0);
     CHECK_INT(board->copied, 1);
     tdm__saver_job_abandon(job);
     CHECK_INT(munmap(gone, (size_t)PIECES * BYTES), 0);
+    free(board);
+}
+
+/* A rank whose part is written at once must still hold: another writer may not have copied the state. */
+static void test_ended_before_the_copies(void)
+{
+    tdm__saver_board *board = calloc(1, sizeof(*board));
+    tdm__saver_job *job = tdm__saver_job_create();
+    CHECK(board && job);
+    if (!board || !job) return;
+    job->board = board;
+    job->writer_count = 2;
+    job->phase = TDM__SAVER_COPYING;
+    job->must_hold = true;
+    tdm__saver_job_run(job);
+    CHECK_INT(board->copied, 1);
+    CHECK(!tdm__saver_job_ended(job));
+    board->copied = 2;
+    CHECK(tdm__saver_job_ended(job));
+    board->copied = 1;
+    job->must_hold = false; /* as after tdm__saver_hold */
+    CHECK(tdm__saver_job_ended(job));
+    tdm__saver_job_abandon(job);
     free(board);
 }
 
@@ -532,9 +556,11 @@ static void test_room(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(make_directory), CHECK_TEST(test_same_bytes), CHECK_TEST(test_poll),
-    CHECK_TEST(test_trouble),   CHECK_TEST(test_abandon),    CHECK_TEST(test_death),
-    CHECK_TEST(test_cut_short), CHECK_TEST(test_room),       CHECK_TEST(remove_directory),
+    CHECK_TEST(make_directory), CHECK_TEST(test_same_bytes),
+    CHECK_TEST(test_poll),      CHECK_TEST(test_trouble),
+    CHECK_TEST(test_abandon),   CHECK_TEST(test_death),
+    CHECK_TEST(test_cut_short), CHECK_TEST(test_ended_before_the_copies),
+    CHECK_TEST(test_room),      CHECK_TEST(remove_directory),
 };
 
 int main(int argc, char **argv)

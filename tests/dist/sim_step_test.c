@@ -1,7 +1,7 @@
 /*
  * sim_step_test.c: training steps on a simulated world of very many ranks, with the bits of one rank.
  *
- * Every rank has a store and a team of its own over the simulator's comm, and is a node by itself: all
+ * Every rank has a separate store and team over the simulator's comm, and is a node by itself: all
  * gradients and parameters travel. A step's batch has one row for each lane. What one process makes of
  * the same lanes is the truth: rank 0 reads all parameters and states back from wherever they lie, and
  * they must be equal to the last bit, as must be the loss of every step on every rank. Simulated ranks

@@ -1,7 +1,7 @@
 /*
- * state_test.c: how a training begins, is saved and goes on, in worlds of several ranks and hosts: the
- * checkpoints are those of a single process, byte for byte, whatever part of the state each rank has; a
- * run goes on in a world of another shape; and when rank 0's disk fails, all ranks train on.
+ * state_test.c: how a training run begins, is saved and resumes, in worlds of several ranks and hosts. The
+ * checkpoints are those of a single process, byte for byte, for any distribution of the state; a run
+ * resumes in a world of another shape; and when rank 0's disk fails, all ranks continue.
  *
  *   state_test              all tests
  *   state_test --rank MODE  is a rank of a world, started by the test

@@ -6,7 +6,7 @@
  *
  * A world is processes of this program, on one host or on several that are made up (TANDEM_HOST), whose
  * ranks talk by shared memory inside and by UCX between. Where there is no UCX, worlds of several hosts
- * are left to the simulator, in which every rank is a host of its own.
+ * are left to the simulator, in which every rank is a separate host.
  */
 #include "dist/world.h"
 #include "os/os.h"
@@ -121,11 +121,11 @@ static void rank_death(tdm_comm *comm)
     bench_close(&b);
 }
 
-/* ---- what a vault says ----------------------------------------------------------------------- */
+/* ---- what a segment contains ----------------------------------------------------------------- */
 
 enum { LANES = 4 };
 
-/* A store alone on a vault, in an epoch of its own; what it finds there. */
+/* A store that is alone with a segment, in a new epoch, and what it finds there. */
 static bool enter_alone(bench *b, tdm_shm *shm, int slot, uint32_t epoch, tdm_recovery *found)
 {
     tdm_error err = {0};
@@ -134,7 +134,7 @@ static bool enter_alone(bench *b, tdm_shm *shm, int slot, uint32_t epoch, tdm_re
            fine(b, tdm_params_recover(b->store, LANES, 0, found, &err), &err, "recover");
 }
 
-/* Its blocks become those after so many steps. */
+/* Its blocks become those after `step` steps. */
 static bool set_state(bench *b, int step)
 {
     tdm_error err = {0};
@@ -145,7 +145,7 @@ static bool set_state(bench *b, int step)
 }
 
 /* Rank 1 comes back with an old state. While it gets the new one, rank 0 dies, and its memory with it. What
- * rank 1 has then is no state: half of it is old and half is new. */
+ * rank 1 has then is not a valid state: half of it is old and half is new. */
 static void rank_carry(tdm_comm *comm)
 {
     enum { OLD = 5, NEW = 10 };
@@ -216,7 +216,7 @@ static void test_offload(void)
 
 static void test_memory(void)
 {
-    if (SLOW) return; /* sanitizers have memory of their own beside each page */
+    if (SLOW) return; /* sanitizers use additional memory for each page */
     world_run(&(world){.what = "memory", .hosts = "aab", .deadline_s = DEADLINE_S});
 }
 
@@ -236,7 +236,7 @@ static void test_host_lost_in_a_carry(void)
     world_run(&(world){.what = "carry", .hosts = "ab", .deadline_s = DEADLINE_S, .victim = 1});
 }
 
-/* Who dies while a state is given up leaves none behind, though its numbers were good before. */
+/* A process that dies while it invalidates a state leaves no valid state, although the numbers were good before. */
 static void test_death_while_giving_up(void)
 {
     tdm_shm *shm = NULL;
@@ -262,7 +262,7 @@ static void test_death_while_giving_up(void)
     tdm_shm_close(shm);
 }
 
-/* Who dies between the two numbers that say how far the state is leaves it as far as it is. */
+/* The progress of a state is two numbers. A process that dies between the two stores leaves the progress valid. */
 static void test_death_while_telling(void)
 {
     tdm_shm *shm = NULL;

@@ -4,7 +4,7 @@
  *
  * Three things must hold: a slow rank gives lanes away within 20 steps, so that the step is nearly as
  * fast as whole lanes allow; it gets them back when it has recovered; and noise alone moves nothing,
- * however long it takes.
+ * for any number of steps.
  */
 #include "check.h"
 #include "parallel/parallel.h"
@@ -196,7 +196,7 @@ static void a_slow_rank_gives_lanes_away(void)
             machine_run(&m, SOON);
             CHECK(m.moves >= can_gain);
             CHECK(throughput(&m) >= 0.9 * best_throughput(&m));
-            /* With lanes enough, that is also the speed of all ranks together. */
+            /* With enough lanes, that is the speed of all ranks together. */
             double all = ((double)m.ranks - 0.5) / 0.01;
             if (m.lanes >= 8 * m.ranks) CHECK(throughput(&m) >= 0.9 * all);
             double factor;

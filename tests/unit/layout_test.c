@@ -272,7 +272,8 @@ static void test_offload(void)
     }
     CHECK(max < before + (uint64_t)3 * WINDOW * CELL * sizeof(float));
     size_t trained = tdm_graph_grad_extent(m.graph);
-    for (size_t i = trained; i < n; i++) ema[i] *= 2; /* numbers after that are in no cell */
+    for (size_t i = trained; i < n; i++)
+        ema[i] *= 2; /* elements behind the trained ones are in no cell */
     float *want = malloc(n * sizeof(*want)), *got = malloc(n * sizeof(*got));
     fill(want, n, 0.25f);
     for (size_t i = 0; i < n; i++) want[i] *= 2;
@@ -289,7 +290,7 @@ static void test_offload(void)
 
 /* ---- schedules ------------------------------------------------------------------------------- */
 
-/* Random phases: buckets that exist at the same time must have different slots. */
+/* Random phases: buckets that are there together must have different slots. */
 static void test_slots_never_clash(void)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 5, .stream = TDM_RNG_STREAM_USER});

@@ -116,7 +116,7 @@ static void going_back_drops_later_lines(void)
     CHECK_INT(r.left_over_steps, 3);
 }
 
-/* The rank that takes over repeats the last step's line: it counts once, whichever rank wrote it. */
+/* The rank that takes over writes the last step's line again: the two lines count once. */
 static void the_last_line_may_come_twice(void)
 {
     put_steps(0, 1, 6);

@@ -1,8 +1,8 @@
 /*
- * memory_test.c: the estimate of what a job needs is held against what a real training takes.
+ * memory_test.c: compares the estimate of a job's memory with the memory of a real training run.
  *
- * A training run is a separate process, which reports how far its resident memory rose between the
- * loading of the data and the end. The parts of an estimate are held against sizes worked out here.
+ * The run is a separate process, which reports how far its resident memory rose between the
+ * loading of the data and the end. The parts of an estimate are compared with sizes computed here.
  */
 #include "base/base.h"
 #include "check.h"
@@ -230,7 +230,7 @@ static void test_offloaded_state_is_no_memory(void)
 static void test_parts(void)
 {
     static const char *const sets[] = {"optim.kind=adamw", "optim.ema=0.9",
-                                       "compute.threads=1", /* each has its scratch memory */
+                                       "compute.threads=1", /* each thread has scratch memory */
                                        NULL};
     tdm_job_document *document = load(sets);
     const tdm_job *job = tdm_job_document_job(document);

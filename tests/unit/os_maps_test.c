@@ -175,7 +175,7 @@ static void test_proportional_bytes(void)
     tdm_pages_unmap(&pages);
 }
 
-/* A process that is killed, or stopped for good, right before its region has a name: the others continue. */
+/* A process that is killed, or stopped for good, right before its region has a name: the other processes continue. */
 static void shm_after(const char *request)
 {
     tdm_shm *shm = NULL;
@@ -208,10 +208,64 @@ static void shm_after(const char *request)
     tdm_shm_close(shm);
 }
 
-static void test_vault_outlives_its_users(void)
+static void test_shm_outlives_its_users(void)
 {
-    shm_after("vault");
-    shm_after("vault:signal=STOP");
+    shm_after("shm");
+    shm_after("shm:signal=STOP");
+}
+
+/* A region is removed with its last user, and its name can be used again. */
+static void regions_come_and_go(tdm_shm *shm)
+{
+    tdm_error err = {0};
+    void *small = NULL, *large = NULL, *again = NULL;
+    bool is_new = false;
+    size_t bytes = 0, large_bytes = (size_t)5 << 20;
+    CHECK_INT(tdm_shm_region_take(shm, "small", 100, NULL, &small, &err), TDM_OK);
+    CHECK_INT(tdm_shm_region_take(shm, "large", large_bytes, NULL, &large, &err), TDM_OK);
+    CHECK_INT((uintptr_t)large % (2 << 20), 0);
+    CHECK_INT(tdm_shm_offset(shm, large) % (2 << 20), 0);
+    memset(large, 1, large_bytes);
+    CHECK(tdm_shm_at(shm, tdm_shm_offset(shm, (char *)large + 7)) == (char *)large + 7);
+
+    /* Two uses in one process: the first release does not remove it. */
+    CHECK_INT(tdm_shm_region_find(shm, "large", &bytes, &again, &err), TDM_OK);
+    CHECK(again == large && bytes == large_bytes);
+    tdm_shm_region_release(shm, again);
+    CHECK(*(char *)large == 1);
+    uint64_t offset = tdm_shm_offset(shm, large);
+    tdm_shm_region_release(shm, large);
+    CHECK(!tdm_shm_at(shm, offset));
+    CHECK_INT(tdm_shm_region_find(shm, "large", NULL, &again, &err), TDM_ERR_NOT_FOUND);
+    CHECK_INT(tdm_shm_region_take(shm, "large", 50, &is_new, &again, &err), TDM_OK);
+    CHECK(is_new && *(char *)again == 0);
+    CHECK_INT(tdm_shm_region_take(shm, "small", 101, NULL, &again, &err), TDM_ERR_EXISTS);
+    tdm_shm_region_release(shm, NULL);
+}
+
+static void test_shm_regions_end_with_their_last_user(void)
+{
+    tdm_shm *shm = NULL, *other = NULL;
+    tdm_error err = {0};
+    void *memory = NULL, *theirs = NULL;
+    CHECK_INT(tdm_shm_create_private(&shm, &err), TDM_OK);
+    CHECK_INT(tdm_shm_fd(shm), -1);
+    regions_come_and_go(shm);
+    tdm_shm_close(shm);
+
+    CHECK_INT(tdm_shm_create_for_node(&shm, &err), TDM_OK);
+    regions_come_and_go(shm);
+    /* Another user keeps it. */
+    CHECK_INT(tdm_shm_attach(tdm_shm_fd(shm), &other, &err), TDM_OK);
+    CHECK_INT(tdm_shm_region_take(shm, "both", 8, NULL, &memory, &err), TDM_OK);
+    CHECK_INT(tdm_shm_region_find(other, "both", NULL, &theirs, &err), TDM_OK);
+    strcpy(memory, "kept");
+    tdm_shm_region_release(shm, memory);
+    CHECK_TEXT(theirs, "kept");
+    tdm_shm_region_release(other, theirs);
+    CHECK_INT(tdm_shm_region_find(other, "both", NULL, &theirs, &err), TDM_ERR_NOT_FOUND);
+    tdm_shm_close(other);
+    tdm_shm_close(shm);
 }
 
 /* Before a case forks: its children use the directory as well. */
@@ -227,7 +281,8 @@ static const check_test tests[] = {
     CHECK_TEST(test_file_map_in_parts),
     CHECK_TEST(test_file_map_failures),
     CHECK_TEST(test_proportional_bytes),
-    CHECK_TEST(test_vault_outlives_its_users),
+    CHECK_TEST(test_shm_outlives_its_users),
+    CHECK_TEST(test_shm_regions_end_with_their_last_user),
 };
 
 CHECK_MAIN_AROUND(tests, directory_make, NULL)

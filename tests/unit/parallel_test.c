@@ -556,8 +556,8 @@ static double ratio_since(const tdm_team *team, double before[2])
     return taken[1] / taken[0];
 }
 
-/* Rank 1 is slow, and lanes stay where they are: it is named, and by what it really takes, however long
- * that continues. The machine may be busy: the team reports what it took. */
+/* Rank 1 is slow, and lanes are not moved: it is reported, with the factor by which it is really slower, for any
+ * number of steps. The machine may be busy, so the test takes the time of each rank from the team. */
 static void be_slow(tdm_comm *comm, void *user)
 {
     enum { SLOW_STEPS = 40, LOOKED_AT = 12 };

@@ -37,7 +37,7 @@ static void agree(tdm_comm *comm, void *user)
                          ? tdm_fail(&s->err[rank], TDM_ERR_IO, "file %d is gone", rank)
                          : TDM_OK;
     s->requests[rank] = s->requesting >> rank & 1 ? 1u << rank : 0;
-    s->status[rank] = tdm__agree(comm, own, &s->requests[rank], &s->err[rank]);
+    s->status[rank] = tdm_comm_agree(comm, own, &s->requests[rank], &s->err[rank]);
 }
 
 static void all_get_the_same_outcome(void)
@@ -67,11 +67,11 @@ static void one_agrees_with_itself(void)
 {
     unsigned requests = 5;
     tdm_error err = {0};
-    CHECK_INT(tdm__agree(NULL, TDM_OK, &requests, &err), TDM_OK);
+    CHECK_INT(tdm_comm_agree(NULL, TDM_OK, &requests, &err), TDM_OK);
     CHECK_INT(requests, 5);
-    CHECK_INT(tdm__agree(NULL, tdm_fail(&err, TDM_ERR_IO, "gone"), NULL, &err), TDM_ERR_IO);
+    CHECK_INT(tdm_comm_agree(NULL, tdm_fail(&err, TDM_ERR_IO, "gone"), NULL, &err), TDM_ERR_IO);
     CHECK_TEXT(err.message, "gone");
-    CHECK(tdm__leads_node(NULL));
+    CHECK(!tdm__shares_node(NULL));
     CHECK_INT(tdm__size_of(NULL), 1);
     CHECK_INT(tdm__rank_of(NULL), 0);
     scene s = {.failing = 1};
@@ -102,7 +102,7 @@ static void who_gives_up_tells_the_others(void)
     }
     /* A status of the world is not sent to it again, and nothing is sent without a world. */
     tdm__call_off(NULL, &s.err[2]);
-    CHECK_INT(tdm__agree(NULL, TDM_ERR_PEER_LEFT, NULL, &s.err[0]), TDM_ERR_PEER_LEFT);
+    CHECK_INT(tdm_comm_agree(NULL, TDM_ERR_PEER_LEFT, NULL, &s.err[0]), TDM_ERR_PEER_LEFT);
 }
 
 static void compare(tdm_comm *comm, void *user)

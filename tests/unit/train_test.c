@@ -58,7 +58,7 @@ typedef struct listener {
     uint64_t stop_at;     /* step; UINT64_MAX: never */
     uint64_t fault_from;  /* step after which file operations fail */
     uint64_t fault_until; /* and step after which they work again */
-    int mend_looks; /* after that many checks of the stop request, behind the last step; 0: never */
+    int mend_looks; /* number of calls of should_stop after the last step, until the disk works again; 0: never */
     int warnings, errors;
     char last_warning[1000];
 } listener;
@@ -217,8 +217,8 @@ static void forge_numerics(const char *path, const char *numerics, const char *j
     CHECK_INT(rename(forged, path), 0);
 }
 
-/* Going on from the checkpoint of another version is told once. One of before versions, when jobs had
- * other hashes, resumes as well; with a version, another hash is another job. */
+/* Resuming from a checkpoint of another version is logged once. A checkpoint from before versions, when jobs had
+ * other hashes, can be resumed as well; with a version, another hash is another job. */
 static void other_versions_are_told(void)
 {
     static const struct {
@@ -363,7 +363,7 @@ static void the_last_checkpoint_is_tried_again(void)
     tdm_job_document_destroy(document);
 }
 
-/* A disk that stays full: the error reports it when the time is over. */
+/* A disk that stays full: the error names that reason when the time is over. */
 static void the_last_checkpoint_is_given_up(void)
 {
     static const char *const sets[] = {"checkpoint.retry_s=0.7"};
@@ -380,8 +380,8 @@ static void the_last_checkpoint_is_given_up(void)
     tdm_job_document_destroy(document);
 }
 
-/* Whether the newest run resumes to the right end; true when there is nothing to resume. */
-static bool goes_on(const tdm_job *job, const char *run)
+/* Whether the newest run resumes and ends with the right state; true if there is no checkpoint to resume from. */
+static bool run_resumes(const tdm_job *job, const char *run)
 {
     tdm_arena *arena = tdm_arena_create("test");
     char *path = NULL;
@@ -425,10 +425,10 @@ static void every_operation_may_fail(void)
               20); /* four operations for job.yaml and for each of four checkpoints */
         CHECK(countdown < 500);
     }
-    for (int number = 1; number < 200; number++) { /* what they left can be resumed */
+    for (int number = 1; number < 200; number++) { /* the runs that they left can be resumed */
         char run[128];
         snprintf(run, sizeof(run), "%s/runs/unit-%d", directory, number);
-        if (tdm_path_is_dir(run)) CHECK(goes_on(job, run));
+        if (tdm_path_is_dir(run)) CHECK(run_resumes(job, run));
     }
     tdm_job_document_destroy(document);
 }
