@@ -27,7 +27,7 @@ void tdm__peer_lost(tdm_comm *comm, int peer, bool tell, tdm_peer_loss loss, con
 /* The transport has lost the connection to a peer, or a transfer with it has failed. The hub decides
  * whether the peer is lost, or whether another rank is the cause. */
 void tdm__peer_suspect(tdm_comm *comm, int peer, const char *how);
-/* Handles the suspected peers where there is no hub. */
+/* Handles the suspected peers of a world without a hub. */
 void tdm__engine_confirm_losses(tdm_comm *comm);
 /* Handles a notification of the control connection. Without the lock. */
 void tdm__engine_news(void *comm, const tdm__news *news);
