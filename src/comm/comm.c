@@ -201,7 +201,7 @@ static void comm_end_calls(tdm_comm *comm)
 void tdm_comm_close(tdm_comm *comm)
 {
     if (!comm || comm->pid != getpid()) return; /* a child of fork() is not a rank */
-    bool hurries = comm->world && comm->world->broken.status != TDM_OK;
+    bool is_broken = comm->world && comm->world->broken.status != TDM_OK;
 
     if (comm->transport) tdm__engine_stop(comm);
     comm_end_calls(comm);
@@ -219,7 +219,8 @@ void tdm_comm_close(tdm_comm *comm)
     tdm_shm_close(comm->own_shm);
 
     if (comm->transport) {
-        if (hurries && comm->transport->ops->hurry) comm->transport->ops->hurry(comm->transport);
+        if (is_broken && comm->transport->ops->mark_broken)
+            comm->transport->ops->mark_broken(comm->transport);
         comm->transport->ops->destroy(comm->transport);
     }
     if (comm->host) tdm__host_destroy(comm->host);

@@ -92,11 +92,11 @@ static void mixed_wake(tdm__transport *transport)
     m->near_end->ops->wake(m->near_end);
 }
 
-static void mixed_hurry(tdm__transport *transport)
+static void mixed_mark_broken(tdm__transport *transport)
 {
     mixed *m = (mixed *)transport;
-    if (m->near_end->ops->hurry) m->near_end->ops->hurry(m->near_end);
-    if (m->far_end->ops->hurry) m->far_end->ops->hurry(m->far_end);
+    if (m->near_end->ops->mark_broken) m->near_end->ops->mark_broken(m->near_end);
+    if (m->far_end->ops->mark_broken) m->far_end->ops->mark_broken(m->far_end);
 }
 
 static void mixed_destroy(tdm__transport *transport)
@@ -111,7 +111,7 @@ static void mixed_destroy(tdm__transport *transport)
 static const tdm__transport_ops table = {
     .about = "shared memory within a host, another transport between hosts",
     .destroy = mixed_destroy,
-    .hurry = mixed_hurry,
+    .mark_broken = mixed_mark_broken,
     .send = mixed_send,
     .take = mixed_take,
     .drop = mixed_drop,

@@ -133,8 +133,8 @@ static void tcp_leave(tdm__tcp *tcp)
     for (int i = 0; i < tcp->size; i++)
         for (int k = 0; tcp->peers[i].links && k < tcp->streams; k++)
             if (tcp->peers[i].links[k].stream.fd >= 0) link_send_bye(&tcp->peers[i].links[k]);
-    double until_s = tdm_clock_s() + (tcp->hurried ? TDM__TIMING_TRANSPORT_LEAVE_BROKEN_S
-                                                   : TDM__TIMING_TRANSPORT_LEAVE_S);
+    double until_s = tdm_clock_s() + (tcp->is_broken ? TDM__TIMING_TRANSPORT_LEAVE_BROKEN_S
+                                                     : TDM__TIMING_TRANSPORT_LEAVE_S);
     while (tcp_is_leaving(tcp) && tdm_clock_s() < until_s) {
         uint64_t times; /* of the wake() that ended the engine */
         (void)!read(tcp->wake_fd, &times, sizeof(times));
@@ -186,9 +186,9 @@ static void tcp_destroy(tdm__transport *transport)
     free(tcp);
 }
 
-static void tcp_hurry(tdm__transport *transport)
+static void tcp_mark_broken(tdm__transport *transport)
 {
-    ((tdm__tcp *)transport)->hurried = true;
+    ((tdm__tcp *)transport)->is_broken = true;
 }
 
 static bool endpoint_is_loopback(const tdm__endpoint *at)
@@ -298,7 +298,7 @@ const tdm__transport_ops tdm__transport_tcp = {
     .create = tcp_create,
     .connect = tcp_connect,
     .destroy = tcp_destroy,
-    .hurry = tcp_hurry,
+    .mark_broken = tcp_mark_broken,
     .send = tdm__tcp_send_message,
     .take = tdm__tcp_take,
     .drop = tdm__tcp_drop,

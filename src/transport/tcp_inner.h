@@ -236,7 +236,7 @@ struct tdm__tcp {
     int listen_fd;     /* until all ranks are connected */
     int poll_fd, wake_fd;
     bool spins;
-    bool hurried;
+    bool is_broken;
     _Atomic uint64_t active_ns;
     tdm__tcp_peer *peers;
     bool has_met;

@@ -107,9 +107,9 @@ typedef struct tdm__transport_ops {
     tdm_status (*connect)(tdm__transport *transport, const uint8_t *const *addresses,
                           const size_t *address_bytes, tdm_error *err);
     void (*destroy)(tdm__transport *transport);
-    /* The world is broken: destroy() need not wait for peers that do not answer its good-bye at
+    /* The world is broken: destroy() need not wait for peers that do not answer its goodbye at
      * once. NULL: destroy() never waits. */
-    void (*hurry)(tdm__transport *transport);
+    void (*mark_broken)(tdm__transport *transport);
 
     void (*send)(tdm__transport *transport, int peer, const tdm__head *head, const void *data,
                  void *cookie);

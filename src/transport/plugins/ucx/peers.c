@@ -237,11 +237,11 @@ void tdm__ucx_leave(tdm__ucx *u)
             peer_send_card(&u->peers[i], k, TDM__UCX_GOODBYE);
     bool answered = true;
     double end_s = tdm_clock_s() +
-                   (u->hurried ? TDM__TIMING_UCX_LEAVE_BROKEN_S : TDM__TIMING_TRANSPORT_LEAVE_S);
+                   (u->is_broken ? TDM__TIMING_UCX_LEAVE_BROKEN_S : TDM__TIMING_TRANSPORT_LEAVE_S);
     while (answered && ucx_awaits_answer(u)) answered = ucx_progress_until(u, end_s);
     for (int i = 0; i < u->size; i++) endpoints_close(&u->peers[i]);
     bool closed = ucx_settle(u, NULL);
     pthread_mutex_unlock(&u->lock);
-    if ((!answered && !u->hurried) || !closed)
+    if ((!answered && !u->is_broken) || !closed)
         tdm_log(TDM_LOG_WARN, "comm", "not all peers answered this rank's good-bye");
 }

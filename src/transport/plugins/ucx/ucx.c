@@ -231,9 +231,9 @@ static void ucx_destroy(tdm__transport *transport)
     free(u);
 }
 
-static void ucx_hurry(tdm__transport *transport)
+static void ucx_mark_broken(tdm__transport *transport)
 {
-    ((tdm__ucx *)transport)->hurried = true;
+    ((tdm__ucx *)transport)->is_broken = true;
 }
 
 /* UCX aborts the process if it runs out of descriptors: it needs some to start, and up to two per
@@ -420,7 +420,7 @@ static const tdm__transport_ops transport_ucx = {
     .create = ucx_create,
     .connect = ucx_connect,
     .destroy = ucx_destroy,
-    .hurry = ucx_hurry,
+    .mark_broken = ucx_mark_broken,
     .send = tdm__ucx_send,
     .take = tdm__ucx_take,
     .drop = tdm__ucx_drop,

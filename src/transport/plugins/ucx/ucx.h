@@ -87,7 +87,7 @@ struct tdm__ucx {
     uint32_t world;
     tdm__transport_events events;
     tdm__cancellation cancellation; /* checked while connecting */
-    bool hurried;                   /* leave() waits only briefly */
+    bool is_broken;                 /* leave() waits only briefly */
     bool unmet;     /* connecting was interrupted: destroy() does not close the connections */
     tdm__head card; /* identifies this rank, for hello and good-bye */
     int event_fd;   /* UCX's */
