@@ -396,7 +396,6 @@ TDM_API bool tdm_tune_path(char *out, size_t out_bytes);
 TDM_API tdm_status tdm_tune_write(const char *path, const tdm_tune_row *rows, int count,
                                   tdm_error *err);
 
-
 #ifdef __cplusplus
 }
 #endif

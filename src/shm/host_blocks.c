@@ -10,8 +10,8 @@
  * Blocks start at pages. Large blocks are in a separate area, at multiples of a huge page. A fresh block
  * is zero because its pages were never touched or were punched out since.
  */
-#include "os/os.h"
 #include "base/timing.h"
+#include "os/os.h"
 #include "shm/host_inner.h"
 
 #include <tandem/os.h>

@@ -143,8 +143,7 @@ static int rank_that_is_refused(const world *w, int rank)
     options.job = "another";
     CHECK_INT(tdm__control_open(&options, &control, &err), TDM_ERR_PEER_REFUSED);
     CHECK_HAS(err.message, "rank 0 at unix:");
-    CHECK_HAS(err.message,
-              "refused rank 1: rank 1 has job \"another\", rank 0 has job \"j\"");
+    CHECK_HAS(err.message, "refused rank 1: rank 1 has job \"another\", rank 0 has job \"j\"");
     options.job = "j";
     options.secret = "wrong";
     CHECK_INT(tdm__control_open(&options, &control, &err), TDM_ERR_PEER_REFUSED);
