@@ -132,6 +132,19 @@ static void takes_tokens(void)
     refuses(&t, true, TDM_ERR_INVALID, "returned f32 [4, 6, 2]", "must be f32 [4, 6, 3]");
 }
 
+/* A library that was compiled when some inline functions were exported still loads. */
+static void loads_an_old_library(void)
+{
+    trial t;
+    trial_of_test(&t, "old_symbols", "mistake", "nothing");
+    tdm_graph *graph = build(&t, 5, true);
+    CHECK(graph != NULL);
+    if (graph)
+        CHECK_INT(tdm_graph_param_at(graph, tdm_graph_param_count(graph) - 1)->shape.dim[0],
+                  CLASSES);
+    tdm_graph_destroy(graph);
+}
+
 /* ---- how long it stays ----------------------------------------------------------------------- */
 
 static bool copy_file(const char *from, const char *to)
@@ -368,6 +381,7 @@ static const check_test tests[] = {
     CHECK_TEST(builds_the_same_parameters_each_time),
     CHECK_TEST(reads_options_of_each_type),
     CHECK_TEST(takes_tokens),
+    CHECK_TEST(loads_an_old_library),
     CHECK_TEST(stays_as_long_as_its_graphs),
     CHECK_TEST(the_example_has_the_right_gradient),
     CHECK_TEST(says_what_is_wrong_with_the_file),
