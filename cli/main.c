@@ -70,6 +70,7 @@ int main(int argc, char **argv)
     occupy_standard_streams();
     signal(SIGPIPE, SIG_IGN); /* `tandem ... | head` gets an error from write instead */
     signal(SIGXFSZ, SIG_IGN); /* the same for a limit on the file size (ulimit -f) */
+    signal(SIGCHLD, SIG_DFL); /* if it is ignored, exit codes of child processes are lost */
     const char *name = argc > 1 ? argv[1] : "help";
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) name = "help";
     if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) name = "version";

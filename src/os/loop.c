@@ -261,7 +261,9 @@ static void loop_deliver_signals(tdm__loop *loop)
 }
 
 /* The process id of a child, and so the id of its group, stays reserved until waitpid: a signal to
- * the group before that cannot reach other processes. */
+ * the group before that cannot reach other processes. A child does not exist any more if another
+ * part of the program has waited for it, or if SIGCHLD is ignored: then the kernel discards its exit
+ * status. */
 static void loop_deliver_exits(tdm__loop *loop)
 {
     const double now_s = tdm_clock_s();
@@ -273,12 +275,17 @@ static void loop_deliver_exits(tdm__loop *loop)
         siginfo_t info = {.si_pid = 0};
         int wait_status = 0;
         loop->next_child = child->next;
-        if (waitid(P_PID, (id_t)child->pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-            info.si_pid != child->pid)
-            continue;
-        if (child->leads_group && (info.si_code != CLD_EXITED || info.si_status != 0))
-            kill(-child->pid, SIGKILL);
-        while (waitpid(child->pid, &wait_status, 0) < 0 && errno == EINTR) continue;
+        bool is_gone = waitid(P_PID, (id_t)child->pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 &&
+                       errno == ECHILD;
+        if (!is_gone && info.si_pid != child->pid) continue;
+
+        if (is_gone) {
+            wait_status = W_EXITCODE(TDM__LOOP_UNKNOWN_EXIT, 0);
+        } else {
+            if (child->leads_group && (info.si_code != CLD_EXITED || info.si_status != 0))
+                kill(-child->pid, SIGKILL);
+            while (waitpid(child->pid, &wait_status, 0) < 0 && errno == EINTR) continue;
+        }
         tdm__loop_child_remove(loop, child);
         child->on_exit(child, wait_status);
     }

@@ -88,6 +88,8 @@ tdm_status tdm__loop_signals(tdm__loop *loop, const int *signals, size_t count,
 /* The signal mask of this thread before tdm__loop_signals: for child processes. */
 const sigset_t *tdm__loop_mask_before(const tdm__loop *loop);
 
+/* The exit code in `wait_status` of a child that does not exist any more: its status is unknown. */
+enum { TDM__LOOP_UNKNOWN_EXIT = 255 };
 /* `wait_status` is that of waitpid: the child has been waited for, and is removed from the loop. */
 typedef struct tdm__loop_child tdm__loop_child;
 typedef void (*tdm__loop_child_fn)(tdm__loop_child *child, int wait_status);

@@ -281,6 +281,13 @@ test_input() {
     assert_equal "$(echo hello | "$TANDEM" run -n 2 --label -- cat)" "[0] hello" "input"
 }
 
+# A parent that ignores SIGCHLD passes that on, and then the kernel discards the exit codes of children.
+test_ignored_sigchld() {
+    # shellcheck disable=SC2016 # for the inner shell
+    assert_exit 3 timeout $limit_s bash -c 'trap "" CHLD; exec "$@"' bash \
+        "$TANDEM" run -n 2 -- sh -c 'exit 3'
+}
+
 test_many_ranks_on_few_cores() {
     # shellcheck disable=SC2016 # for the ranks
     assert_exit 0 "$TANDEM" run -n 16 -- sh -c 'echo $TANDEM_RANK'

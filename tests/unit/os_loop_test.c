@@ -288,6 +288,30 @@ static void test_exits_are_reported(void)
     tdm__loop_destroy(loop);
 }
 
+/* The kernel discards the exit status of children while SIGCHLD is ignored. */
+static void test_an_exit_without_status_is_reported(void)
+{
+    int exits = 0, gate[2];
+    process p = {.exits = &exits};
+    signal(SIGCHLD, SIG_IGN);
+    p.loop = make_loop();
+    CHECK_INT(tdm__loop_signals(p.loop, NULL, 0, on_signal, &signal_calls, NULL), TDM_OK);
+    REQUIRE(pipe2(gate, O_CLOEXEC) == 0);
+    p.child = (tdm__loop_child){.pid = start_child(gate, 0), .on_exit = on_exit_count, .user = &p};
+    tdm__loop_child_add(p.loop, &p.child);
+    CHECK_INT(tdm__loop_turn(p.loop, 0, NULL), TDM_OK);
+    CHECK_INT(exits, 0);
+
+    close(gate[1]);
+    turn_until(p.loop, &exits, 1);
+    CHECK_INT(exits, 1);
+    CHECK(WIFEXITED(p.status));
+    CHECK_INT(WEXITSTATUS(p.status), TDM__LOOP_UNKNOWN_EXIT);
+    close(gate[0]);
+    tdm__loop_destroy(p.loop);
+    signal(SIGCHLD, SIG_DFL);
+}
+
 /* Of two children that have both exited, the callback of the one removes the other. */
 static void test_a_removed_child_is_not_reported(void)
 {
@@ -373,6 +397,7 @@ static const check_test tests[] = {
     CHECK_TEST(test_a_wait_ends_at_its_limit),
     CHECK_TEST(test_signals_are_received_and_restored),
     CHECK_TEST(test_exits_are_reported),
+    CHECK_TEST(test_an_exit_without_status_is_reported),
     CHECK_TEST(test_a_removed_child_is_not_reported),
     CHECK_TEST(test_what_a_failed_process_started_is_killed),
 };
