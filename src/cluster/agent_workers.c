@@ -233,9 +233,11 @@ void tdm__agent_replace_fenced(tdm__agent *a, const tdm_session_view *view)
 
 /* ---- all workers ----------------------------------------------------------------------------- */
 
+/* Only an agent in RUNNING starts workers: see worker_slot_on_start. */
 int tdm__agent_plans(const tdm__agent *a)
 {
     int plans = 0;
+    if (a->phase != TDM__AGENT_RUNNING) return 0;
     for (int i = 0; i < a->count; i++) plans += a->worker_slots[i].start_timer.is_set;
     return plans;
 }

@@ -382,6 +382,20 @@ static void who_does_not_end_is_killed(void)
     close_store();
 }
 
+/* An agent that waits for the time of a restart does not wait any more when it is stopped. */
+static void a_planned_restart_delays_no_stop(void)
+{
+    open_store();
+    agent a = start_agent("die", (tdm_agent_options){.count = 1, .backoff_s = 20, .grace_s = 60});
+    CHECK(await("dead/", 2)); /* the first restart has no pause */
+    usleep(200 * 1000);
+    double asked_s = tdm_clock_s();
+    CHECK_INT(kill(a.pid, SIGTERM), 0);
+    CHECK_INT(finish(a).status, TDM_OK);
+    CHECK(tdm_clock_s() - asked_s < 10);
+    close_store();
+}
+
 static void put_epoch_of(const char *host, int number, const char *const *ids, size_t count)
 {
     tdm_str text = TDM_STR_INIT;
@@ -698,6 +712,7 @@ static const check_test tests[] = {
     CHECK_TEST(a_crash_that_repeats_is_a_bug),
     CHECK_TEST(an_error_of_the_job_ends_it_for_all),
     CHECK_TEST(workers_outlive_their_agent),
+    CHECK_TEST(a_planned_restart_delays_no_stop),
     CHECK_TEST(who_does_not_end_is_killed),
     CHECK_TEST(a_fenced_worker_is_replaced),
     CHECK_TEST(lines_of_all_hosts_come_into_one_log),
