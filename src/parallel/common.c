@@ -45,10 +45,13 @@ struct tdm__common {
 
 enum { BOARDS_BYTES = 2 * TDM__UNDO_MAX_SLOTS * sizeof(board_entry) };
 
-/* The maximum number of buffers of a rank: they use memory only when they are touched. */
-static size_t common_max_buffers(const tdm_team *team)
+/* The number of buffers in the region of a rank. Those of several ranks, or of several epochs, must have the same
+ * size: the maximum, of which only touched buffers use memory. A process on its own makes no larger region than it
+ * needs, because limits on address space (ulimit -v, vm.overcommit_memory = 2) apply to it. */
+static size_t common_region_buffers(const tdm_team *team)
 {
     size_t lanes = (size_t)team->options.lane_count, levels = 1;
+    if (team->size == 1 && !team->undo_log->memory->outlives) return (size_t)team->buffer_count;
     while (((size_t)1 << levels) < lanes) levels++;
     return team->side_by_side || lanes < 2 * levels + 1 ? lanes : 2 * levels + 1;
 }
@@ -97,8 +100,8 @@ tdm_status tdm__common_create(tdm_team *team, tdm_error *err)
         TDM_TRY(tdm_group_all_gather(team->group, NULL, c->worker_slot, count, TDM_DTYPE_I64, err));
 
     /* Those of the others as well, to read them in place. */
-    assert((size_t)team->buffer_count <= common_max_buffers(team));
-    size_t bytes = common_max_buffers(team) * team->block_extent * sizeof(float);
+    assert((size_t)team->buffer_count <= common_region_buffers(team));
+    size_t bytes = common_region_buffers(team) * team->block_extent * sizeof(float);
     for (int i = 0; i < team->size; i++)
         TDM_TRY(tdm__region_take(memory, "gradients", (int)c->worker_slot[i],
                                  bytes > 0 ? bytes : 64, TDM__REGION_GROWS, &c->buffers[i], err));

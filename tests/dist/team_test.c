@@ -10,6 +10,9 @@
  */
 #include "dist/world.h"
 #include "nn/nn.h"
+#include "os/os.h"
+#include "parallel/node_memory.h"
+#include "parallel/params.h"
 #include "team_bench.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -257,9 +260,25 @@ static void a_rank_that_dies(void)
     }
 }
 
+/* The gradient buffers of a process on its own have no spare address space. */
+static void a_single_process(void)
+{
+    team_bench b;
+    size_t bytes = 0;
+    void *gradients = NULL;
+    team_shape shape = {.lanes = 64, .batches = {64}};
+    if (team_bench_open(&b, &shape)) {
+        tdm_shm *shm = tdm__params_memory(b.store)->shm;
+        CHECK_INT(tdm_shm_region_find(shm, "1:gradients-0", &bytes, &gradients, NULL), TDM_OK);
+        CHECK_INT(bytes, tdm_team_info_of(b.team).grad_bytes);
+    }
+    team_bench_close(&b);
+}
+
 static const check_test tests[] = {
-    CHECK_TEST(one_host),    CHECK_TEST(several_hosts),       CHECK_TEST(by_messages_alone),
-    CHECK_TEST(a_slow_rank), CHECK_TEST(sums_of_other_kinds), CHECK_TEST(a_rank_that_dies),
+    CHECK_TEST(a_single_process),  CHECK_TEST(one_host),    CHECK_TEST(several_hosts),
+    CHECK_TEST(by_messages_alone), CHECK_TEST(a_slow_rank), CHECK_TEST(sums_of_other_kinds),
+    CHECK_TEST(a_rank_that_dies),
 };
 
 int main(int argc, char **argv)
