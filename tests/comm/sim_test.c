@@ -225,6 +225,41 @@ static void test_groups(void)
     CHECK_INT(statuses[3], TDM_ERR_PEER_FAILED);
 }
 
+/* ---- agreement ---------------------------------------------------------------------------------- */
+
+/* Ranks 1 and 2 have failed by themselves. */
+static void run_agree(tdm_comm *comm, void *user)
+{
+    tdm_error *errors = user, err = {0};
+    int rank = tdm_comm_rank(comm);
+    tdm_status status = rank == 1 || rank == 2 ? tdm_fail(&err, TDM_ERR_NO_SPACE, "disk %d", rank)
+                                               : TDM_OK;
+    status = tdm_comm_agree(comm, status, NULL, &err);
+    errors[rank] = err;
+    CHECK_INT(err.status, status);
+}
+
+/* Whenever rank 3 dies, no rank hangs or succeeds, and one that failed keeps an error of that kind. */
+static void test_agree(void)
+{
+    int told = 0, broken = 0;
+    for (double at_s = 0; at_s < 400e-6; at_s += 4e-6) {
+        tdm_sim_fault fault = {.kind = TDM_SIM_CRASH, .rank = 3, .at_s = at_s};
+        tdm_sim_options options = {.size = SIZE, .faults = &fault, .fault_count = 1};
+        tdm_sim_result result = {0};
+        tdm_error errors[SIZE] = {{0}};
+        CHECK_INT(tdm_sim_run(&options, run_agree, errors, &result, NULL), TDM_OK);
+        CHECK_INT(result.hung_count, 0);
+        CHECK_INT(errors[1].status, TDM_ERR_NO_SPACE);
+        CHECK_INT(errors[2].status, TDM_ERR_NO_SPACE);
+        CHECK_HAS(errors[1].message, "disk 1");
+        CHECK(errors[0].status == TDM_ERR_NO_SPACE || errors[0].status == TDM_ERR_PEER_FAILED);
+        told += errors[0].status == TDM_ERR_NO_SPACE;
+        broken += errors[0].status == TDM_ERR_PEER_FAILED;
+    }
+    CHECK(told > 0 && broken > 0);
+}
+
 /* ---- leaving ----------------------------------------------------------------------------------- */
 
 /* Rank 0 gives its part and leaves; rank 1 comes long after that, and rank 2 waits for it alone. */
@@ -389,7 +424,8 @@ static const check_test tests[] = {
     CHECK_TEST(test_no_fault), CHECK_TEST(test_crash),     CHECK_TEST(test_stall),
     CHECK_TEST(test_slow),     CHECK_TEST(test_partition), CHECK_TEST(test_cut),
     CHECK_TEST(test_delay),    CHECK_TEST(test_vanish),    CHECK_TEST(test_groups),
-    CHECK_TEST(test_leave),    CHECK_TEST(test_asking),    CHECK_TEST(test_overlap),
-    CHECK_TEST(test_many),     CHECK_TEST(test_again),     CHECK_TEST(test_refused),
+    CHECK_TEST(test_agree),    CHECK_TEST(test_leave),     CHECK_TEST(test_asking),
+    CHECK_TEST(test_overlap),  CHECK_TEST(test_many),      CHECK_TEST(test_again),
+    CHECK_TEST(test_refused),
 };
 CHECK_MAIN(tests)
