@@ -400,9 +400,10 @@
 /* The lock of a run directory is tried several times at this interval: `tandem runs` holds it for a moment. */
 #define TDM__TIMING_TRAIN_RUN_LOCK_RETRY_S 0.01
 
-/* Limit for another process to copy the data into shared memory, which takes less than a second for each gigabyte. Then
- * this process keeps its own copy. */
+/* Limit for another process to copy the data into shared memory: a constant, and a part for each byte, for a slow
+ * machine (100 MB/s). Then this process keeps its own copy. */
 #define TDM__TIMING_TRAIN_DATA_COPY_S 10.0
+#define TDM__TIMING_TRAIN_DATA_COPY_BYTE_S 10e-9
 /* Time between two checks whether that copy is complete: short, because all processes of a node wait for it. */
 #define TDM__TIMING_TRAIN_DATA_COPY_CHECK_S 0.001
 

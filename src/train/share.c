@@ -9,7 +9,9 @@
  *     | copy_head: complete, its process | the bytes of the set |   region "data-HASH"
  *     +----------------------------------+----------------------+
  *
- * The samples do not change, so no result does. A process that cannot use the region keeps its own memory.
+ * The process whose number is in the head copies; the others wait for it. If it has died before the copy is complete,
+ * another one takes its place. The samples do not change, so no result does. A process that cannot use the region
+ * keeps its own memory.
  */
 #include "base/base.h"
 #include "base/timing.h"
@@ -24,19 +26,33 @@
 /* At the beginning of the region; the bytes begin at the next multiple of 64. */
 typedef struct copy_head {
     _Alignas(64) _Atomic uint32_t complete;
-    _Atomic int64_t process; /* that copies; 0: not yet known */
+    _Atomic int64_t process; /* that copies; 0: none yet */
 } copy_head;
 
-/* Waits for the process that copies. False: it has ended before, or takes too long. */
-static bool copy_await(const copy_head *head)
+/* Makes this process the one that copies, if there is none or if it has died. */
+static bool copy_claim(copy_head *head)
 {
-    double until_s = tdm_clock_s() + TDM__TIMING_TRAIN_DATA_COPY_S;
+    int64_t process = 0, own = (int64_t)getpid();
+    tdm_process_info info;
+    if (atomic_compare_exchange_strong(&head->process, &process, own)) return true;
+    bool is_dead = !tdm_os_process(process, &info) || info.is_dead;
+    return is_dead && atomic_compare_exchange_strong(&head->process, &process, own);
+}
+
+/* Copies the bytes, or waits until another process has done it. False: that takes too long. */
+static bool copy_complete(copy_head *head, const void *from, size_t bytes)
+{
+    double until_s = tdm_clock_s() + TDM__TIMING_TRAIN_DATA_COPY_S +
+                     (double)bytes * TDM__TIMING_TRAIN_DATA_COPY_BYTE_S;
     while (!atomic_load(&head->complete)) {
-        tdm_process_info info;
-        int64_t process = atomic_load(&head->process);
-        bool has_ended = process != 0 && (!tdm_os_process(process, &info) || info.is_dead);
-        if ((has_ended && !atomic_load(&head->complete)) || tdm_clock_s() > until_s) return false;
-        tdm_clock_sleep(TDM__TIMING_TRAIN_DATA_COPY_CHECK_S);
+        if (copy_claim(head) && !atomic_load(&head->complete)) { /* completed before its death? */
+            memcpy((char *)head + sizeof(*head), from, bytes);
+            atomic_store(&head->complete, 1);
+        } else if (tdm_clock_s() > until_s) {
+            return false;
+        } else {
+            tdm_clock_sleep(TDM__TIMING_TRAIN_DATA_COPY_CHECK_S);
+        }
     }
     return true;
 }
@@ -54,7 +70,6 @@ static void dataset_share(tdm_dataset *set, tdm_dataset *const parts[2], const c
 {
     char name[TDM_SHM_NAME_BYTES];
     size_t bytes, found_bytes;
-    bool is_new = false;
     void *memory = NULL;
     const void *from = tdm_dataset_block(set, &bytes);
     if (bytes == 0) return;
@@ -62,18 +77,13 @@ static void dataset_share(tdm_dataset *set, tdm_dataset *const parts[2], const c
     if (tdm_shm_region_find(shm, name, &found_bytes, &memory, NULL) == TDM_OK) {
         if (found_bytes != sizeof(copy_head) + bytes) goto release;
     } else if (!memory_has_room(bytes) || tdm_shm_region_take(shm, name, sizeof(copy_head) + bytes,
-                                                              &is_new, &memory, NULL) != TDM_OK) {
+                                                              NULL, &memory, NULL) != TDM_OK) {
         return;
     }
 
     copy_head *head = memory;
     char *to = (char *)memory + sizeof(copy_head);
-    if (is_new) {
-        atomic_store(&head->process, (int64_t)getpid());
-        memcpy(to, from, bytes);
-        atomic_store(&head->complete, 1);
-    }
-    if (!copy_await(head) || memcmp(to, from, bytes) != 0) goto release;
+    if (!copy_complete(head, from, bytes) || memcmp(to, from, bytes) != 0) goto release;
     for (int i = 0; i < 2; i++)
         if (parts[i]) tdm_dataset_move(parts[i], from, to);
     tdm_dataset_move(set, from, to);

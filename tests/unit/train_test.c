@@ -7,7 +7,9 @@
  */
 #include "base/base.h"
 #include "check.h"
+#include "data/data.h"
 #include "os/os.h"
+#include "train/internal.h"
 
 #include <tandem/train.h>
 
@@ -15,6 +17,7 @@
 #include <ftw.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { SAMPLES = 60, STEPS = 12, MAX_EVENTS = 200 };
@@ -433,6 +436,47 @@ static void every_operation_may_fail(void)
     tdm_job_document_destroy(document);
 }
 
+/* ---- data in shared memory -------------------------------------------------------------------- */
+
+static pid_t dead_process(void)
+{
+    pid_t pid = fork();
+    if (pid == 0) _exit(0);
+    CHECK_INT(waitpid(pid, NULL, 0), pid);
+    return pid;
+}
+
+/* A process has created the region of the data, and died before it copied the data or before it wrote its number. */
+static void data_is_shared_after_a_death(void)
+{
+    static const char hash[] = "0123456789abcdef0123456789abcdef";
+    tdm_job_document *document = load(NULL, 0);
+    for (int named = 0; named < 2; named++) {
+        tdm_job_data data = {0};
+        tdm_shm *shm = NULL;
+        size_t bytes = 0;
+        void *region = NULL;
+        CHECK_INT(tdm_job_data_load(tdm_job_document_job(document), &data, NULL), TDM_OK);
+        CHECK_INT(tdm_shm_create(&shm, NULL), TDM_OK);
+        (void)tdm_dataset_block(data.whole ? data.whole : data.train, &bytes);
+        CHECK_INT(tdm_shm_region_take(
+                      shm, data.whole ? "data-0123456789abcdef" : "data-train-0123456789abcdef",
+                      64 + bytes, NULL, &region, NULL),
+                  TDM_OK);
+        int64_t process = named ? dead_process() : 0;
+        memcpy((char *)region + 8, &process, sizeof(process));
+
+        double begin_s = tdm_clock_s();
+        tdm__data_share(&data, hash, shm);
+        CHECK(tdm_clock_s() - begin_s < 5);
+        CHECK(tdm_dataset_block(data.whole ? data.whole : data.train, &bytes) ==
+              (char *)region + 64);
+        tdm_job_data_release(&data);
+        tdm_shm_close(shm);
+    }
+    tdm_job_document_destroy(document);
+}
+
 /* ---- models ---------------------------------------------------------------------------------- */
 
 static void check_model(const char *path, const tdm_job *job, const tdm_train_result *r)
@@ -598,6 +642,7 @@ static const check_test tests[] = {
     CHECK_TEST(the_last_checkpoint_is_tried_again),
     CHECK_TEST(the_last_checkpoint_is_given_up),
     CHECK_TEST(every_operation_may_fail),
+    CHECK_TEST(data_is_shared_after_a_death),
     CHECK_TEST(models_open_from_what_was_written),
     CHECK_TEST(parameters_come_from_a_file),
     CHECK_TEST(forged_positions_are_refused),
