@@ -7,6 +7,7 @@
 #include "os/os.h"
 
 #define tdm_fail(err, status, ...) ((void)(tdm_fail)(err, status, __VA_ARGS__), (status))
+#define tdm_fail_oom(err, ...) ((void)(tdm_fail_oom)(err, __VA_ARGS__), TDM_ERR_NO_MEMORY)
 #define tdm_vfail(err, status, ...) ((void)(tdm_vfail)(err, status, __VA_ARGS__), (status))
 #define tdm_error_context(err, status, ...)                                                        \
     ((void)(tdm_error_context)(err, status, __VA_ARGS__), (status))
