@@ -124,7 +124,7 @@ tdm_status tdm__module_find(const char *name, const tdm__transport_ops **out, td
     const source *s = source_find(name);
     if (!s)
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                        "unknown transport %s; the modules are "
+                        "unknown transport %s; the plugins are "
                         "ucx and mpi",
                         name);
     if (!s->built)
