@@ -301,6 +301,8 @@ bool tdm_comm_peer_loss(tdm_comm *comm, int rank, tdm_peer_loss *out)
 {
     if (rank < 0 || rank >= comm->size) return false;
     tdm__comm_lock(comm);
+    /* A closed connection is noticed when the transport is called, and no call may be left. */
+    tdm__engine_drain(comm);
     bool lost = comm->peer_states[rank] == TDM_PEER_LOST ||
                 comm->peer_states[rank] == TDM__PEER_SUSPECTED;
     if (lost) *out = comm->losses[rank];

@@ -277,6 +277,12 @@ void tdm__early_keep(tdm_comm *comm, uint32_t group, tdm_status status, const ch
     tdm__transfers_drop(comm, &group);
 }
 
+void tdm__engine_drain(tdm_comm *comm)
+{
+    for (int i = 0; i < MAX_ROUNDS && !comm->no_threads; i++)
+        if (comm->transport->ops->progress(comm->transport) == 0) break;
+}
+
 static void group_broken(tdm_comm *comm, const tdm__news *news)
 {
     bool all = news->group == TDM__ALL_GROUPS;
@@ -288,8 +294,7 @@ static void group_broken(tdm_comm *comm, const tdm__news *news)
         tdm__early_keep(comm, news->group, news->status, news->text);
     /* Other ranks wait for their sends to this rank to end, and this rank may compute for a long
      * time. */
-    for (int i = 0; i < MAX_ROUNDS && !comm->no_threads; i++)
-        if (comm->transport->ops->progress(comm->transport) == 0) break;
+    tdm__engine_drain(comm);
 }
 
 void tdm__engine_news(void *user, const tdm__news *news)

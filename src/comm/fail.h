@@ -27,6 +27,8 @@ void tdm__peer_lost(tdm_comm *comm, int peer, bool tell, tdm_peer_loss loss, con
 /* The transport has lost the connection to a peer, or a transfer with it has failed. The hub decides
  * whether the peer is lost, or whether another rank is the cause. */
 void tdm__peer_suspect(tdm_comm *comm, int peer, const char *how);
+/* Calls the transport until it has nothing more to do, so that arrived messages and closed connections are noticed. */
+void tdm__engine_drain(tdm_comm *comm);
 /* Handles the suspected peers of a world without a hub. */
 void tdm__engine_confirm_losses(tdm_comm *comm);
 /* Handles a notification of the control connection. Without the lock. */

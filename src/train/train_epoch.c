@@ -274,8 +274,10 @@ static tdm_lost peer_lost_how(void *user, int rank, char how[TDM_LOST_BYTES])
     if (!t->comm || rank == tdm_comm_rank(t->comm) || !tdm_comm_peer_loss(t->comm, rank, &loss))
         return TDM_LOST_NONE;
     if (loss.sign == TDM_SIGN_NONE || loss.sign == TDM_SIGN_TOLD) return TDM_LOST_NONE;
-    snprintf(how, TDM_LOST_BYTES, "%s, %.0f ms after its last sign of life", signs[loss.sign],
-             1000 * loss.heard_s);
+    size_t length = (size_t)snprintf(how, TDM_LOST_BYTES, "%s", signs[loss.sign]);
+    if (loss.heard_s > 0) /* the transport alone does not know it */
+        snprintf(how + length, TDM_LOST_BYTES - length, ", %.0f ms after its last sign of life",
+                 1000 * loss.heard_s);
     return loss.sign == TDM_SIGN_CLOSED ? TDM_LOST_CLOSED : TDM_LOST_SILENT;
 }
 

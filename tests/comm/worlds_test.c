@@ -516,6 +516,46 @@ static void a_death_is_noticed_while_all_compute(void)
     CHECK(slowest_s < PROMPT_S);
 }
 
+/* Loses rank 0 in a call. Then rank 1 is killed; without a call and without rank 0, which reports deaths, this rank
+ * still notices it. */
+static int rank_that_loses_two(const party *p, int slot, int first_epoch)
+{
+    tdm_comm *comm = NULL;
+    tdm_error err = {0};
+    tdm_peer_loss loss = {0};
+    CHECK_INT(open_world(p, slot, (uint32_t)first_epoch, &comm, &err), TDM_OK);
+    if (!comm) return 1;
+    CHECK_INT(add_up(comm, &err), TDM_OK);
+    shared->came++;
+    CHECK(await(&shared->struck, 1, 30));
+    if (slot == 1) pause(); /* until it is killed */
+    CHECK_INT(add_up(comm, &err), TDM_ERR_PEER_FAILED);
+    CHECK(tdm_comm_peer_loss(comm, 0, &loss));
+    CHECK(!tdm_comm_peer_loss(comm, 1, &loss));
+    shared->done++;
+    CHECK(await(&shared->struck, 2, 30));
+    double until_s = tdm_clock_s() + PROMPT_S;
+    while (!tdm_comm_peer_loss(comm, 1, &loss) && tdm_clock_s() < until_s) check_sleep_s(0.001);
+    CHECK(tdm_comm_peer_loss(comm, 1, &loss));
+    CHECK(loss.sign == TDM_SIGN_TRANSPORT || loss.sign == TDM_SIGN_CLOSED);
+    close_timed(comm);
+    return 0;
+}
+
+static void a_death_after_that_of_rank_0_is_noticed(void)
+{
+    party p = {.size = 4, .transport = "tcp", .rank = rank_that_loses_two};
+    start(&p);
+    CHECK(await(&shared->came, p.size, 30));
+    kill(p.pids[0], SIGKILL);
+    shared->struck = 1;
+    CHECK(await(&shared->done, p.size - 2, 30));
+    kill(p.pids[1], SIGKILL);
+    shared->struck = 2;
+    for (int k = 0; k < p.size; k++)
+        CHECK_INT(world_end(p.pids[k]), k < 2 ? WORLD_SIGNALLED + SIGKILL : 0);
+}
+
 /* All but the stopped one time out and close their world; when it continues, it gets an error. */
 static int rank_that_may_be_stopped(const party *p, int slot, int first_epoch)
 {
@@ -570,6 +610,7 @@ static const check_test tests[] = {
     CHECK_TEST(who_waits_alone_gives_up_when_told),
     CHECK_TEST(old_epochs_are_refused),
     CHECK_TEST(a_death_is_noticed_while_all_compute),
+    CHECK_TEST(a_death_after_that_of_rank_0_is_noticed),
     CHECK_TEST(a_stopped_rank_that_goes_on_gets_an_error),
 };
 
