@@ -57,8 +57,8 @@ static void read_back(const tdm_dataset *dataset)
         memcpy(text + length, name, strlen(name));
         length += strlen(name);
     }
-    bool has_mark = length >= 3 &&
-                    memcmp(text, "\xef\xbb\xbf", 3) == 0; /* a second mark, after the skipped one */
+    /* A second mark, after the skipped one. */
+    bool has_mark = length >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0;
     REQUIRE(tdm_vocabulary_encode(vocabulary, "fuzz", text, length, again, &count, NULL) == TDM_OK);
     if (!has_mark) REQUIRE(count == T && memcmp(tokens, again, (size_t)T * sizeof(*tokens)) == 0);
     tdm_vocabulary_destroy(vocabulary);

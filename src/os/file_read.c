@@ -39,8 +39,8 @@ static tdm_status fail_kind(const char *path, mode_t mode, tdm_error *err)
 static tdm_status read_all(int fd, const char *path, size_t expected, uint64_t limit,
                            tdm_file_bytes *out, tdm_error *err)
 {
-    size_t capacity = expected + 1 < 4096 ? 4096
-                                          : expected + 1; /* one more byte, to detect the end */
+    /* One more byte than expected, to detect the end. */
+    size_t capacity = expected + 1 < 4096 ? 4096 : expected + 1;
     size_t count = 0;
     tdm_status status = TDM_OK;
     uint8_t *data = malloc(capacity);

@@ -60,8 +60,8 @@ static int open_directory(const tdm_file_writer *writer)
     if (tdm__os_test_file_fails(TDM_FAULT_OPEN)) return -1;
     size_t length = (size_t)(writer->name - writer->path);
     if (length == 0) return open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    char *directory = strndup(writer->path,
-                              length); /* with its last slash, so that "/" works as well */
+    /* With its last slash, so that "/" works as well. */
+    char *directory = strndup(writer->path, length);
     if (!directory) {
         errno = ENOMEM;
         return -1;
