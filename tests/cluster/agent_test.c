@@ -698,7 +698,7 @@ static void tasks_follow_their_first(void)
     CHECK_INT(end_of(one), 42);
     CHECK_INT(end_of(two), 42);
     CHECK_INT(end_of(three), 42);
-    /* The leader is killed; then there is no leader, and a signal ends the search. */
+    /* The leader is killed; without a leader, a signal ends the search. */
     two = start_task(name, 1, 2, false);
     CHECK_INT(end_of(start_task(name, 0, 2, true)), 128 + SIGKILL);
     CHECK_INT(end_of(two), 51);

@@ -200,7 +200,7 @@ static void close_with_pending(tdm_comm *comm, int rank)
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
     CHECK_INT(tdm_comm_peer_state(comm, 0), TDM_PEER_LEFT);
-    /* there is no hub that reports who leaves now */
+    /* without a hub, departures are not reported */
     CHECK_INT(tdm_comm_peer_state(comm, 3 - rank), TDM_PEER_WELL);
 }
 

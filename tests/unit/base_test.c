@@ -1,4 +1,4 @@
-/* Tests of the base room: each against published values or its own contract. */
+/* Tests of the module base, against published values or its contract. */
 
 #include "base/base.h"
 #include "check.h"
@@ -47,7 +47,7 @@ static void rng_addresses_do_not_collide(void)
     }
 }
 
-/* Seeking finds the word that drawing one after another would have come to, from any state. */
+/* Seeking gives the same word as drawing words one after another, from any state. */
 static void rng_seek_finds_any_word(void)
 {
     enum { WORDS = 23 };
@@ -58,7 +58,7 @@ static void rng_seek_finds_any_word(void)
         tdm_rng_seek(&rng, (uint64_t)i);
         for (int k = i; k < WORDS; k++) CHECK(tdm_rng_u32(&rng) == words[k]);
     }
-    tdm_rng_seek(&rng, (uint64_t)1 << 33); /* past what 32 bits count, in words */
+    tdm_rng_seek(&rng, (uint64_t)1 << 33); /* beyond 32 bits of words */
     CHECK(rng.counter[0] == ((uint32_t)1 << 31) + 1);
 }
 
@@ -110,7 +110,7 @@ static void sha256_matches_fips(void)
     CHECK_TEXT(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
-/* All lengths around the ends of blocks, fewer pieces than lanes and more, at places of all kinds. */
+/* All lengths near the ends of blocks, fewer inputs than lanes and more, at any offset. */
 static void many_hashes_are_those_of_each(void)
 {
     enum { MAX = 40, BYTES = 5000 };

@@ -1,7 +1,6 @@
 /*
- * data_csv_cases.c: the tests of CSV and of the numbers in it; a part of data_test.c.
- *
- * Each malformed file stands alone, with a part of its message that proves the right check found it.
+ * data_csv_cases.c: the tests of CSV and of the numbers in it; a part of data_test.c. Each malformed file has
+ * exactly one mistake, with a part of the expected message.
  */
 
 #include "base/base.h"
@@ -103,7 +102,7 @@ static void csv_header_detection(void)
     tdm_dataset *d = parse_text("a,b,c\n1,2,x\n", NULL);
     CHECK_INT(tdm_dataset_info_of(d)->sample_count, 1);
     tdm_dataset_destroy(d);
-    /* The label need not be a number, so a text there alone makes no header. */
+    /* The label need not be a number, so a text in that column alone does not make a header. */
     d = parse_text("1,2,c\n1,2,x\n", NULL);
     CHECK_INT(tdm_dataset_info_of(d)->sample_count, 2);
     tdm_dataset_destroy(d);
@@ -128,7 +127,7 @@ static void csv_classes(void)
     CHECK_TEXT(names[3], "10");
     CHECK_INT(class_of(d, 0), 3);
     tdm_dataset_destroy(d);
-    /* With one that is not a number, they are sorted by bytes. */
+    /* If one of them is not a number, they are sorted by bytes. */
     d = parse_text("0,10\n0,9\n0,x\n", NULL);
     CHECK_TEXT(tdm_dataset_info_of(d)->class_names[0], "10");
     CHECK_TEXT(tdm_dataset_info_of(d)->class_names[1], "9");

@@ -1,9 +1,7 @@
 /*
- * data_test.c: what the data room reads, what it refuses and with which words, and the order of
- * samples.
- *
- * Files are built in memory. Here are IDX, gzip, files on disk and what is asked of the samples;
- * data_csv_cases.h and data_order_cases.h hold the rest.
+ * data_test.c: files that the module data accepts, files that it rejects with their messages, and the order of
+ * samples. Files are built in memory. This file tests IDX, gzip, files on disk and queries of samples;
+ * data_csv_cases.c and data_order_cases.c have the rest.
  */
 #include "base/base.h"
 #include "data/data.h"
@@ -100,7 +98,7 @@ static void idx_bad_headers(void)
     file = idx_build(8, 8, DIMS(1, 1, 1, 1, 1, 1, 1, 1), some, 1);
     refuse_idx(&file, NULL, "byte 3: 8 dimensions");
     file = idx_build(8, 3, DIMS(1, 2, 3), some, 0);
-    file.count = 12; /* three dimensions promised, two there */
+    file.count = 12; /* the header has three dimensions, the file two */
     refuse_idx(&file, NULL, "a header of 3 dimensions takes 16 bytes, and it has 12");
     file = idx_build(8, 3, DIMS(2, 0, 2), some, 0);
     refuse_idx(&file, NULL, "dimension 2 of 3 is 0");
@@ -307,8 +305,8 @@ static void moments_and_largest(void)
 
 static void hash_says_what_the_samples_are(void)
 {
-    /* The same samples from bytes and from text: two-dimensional rows of one number each differ
-     * from a table in nothing but how they are stored. */
+    /* The same samples from bytes and from text: rows of two dimensions with one number each differ from a
+     * table only in how they are stored. */
     idx_file images = idx_build(8, 2, DIMS(3, 2), "\x01\x02\x03\x04\x05\x06", 6);
     idx_file labels = idx_build(8, 1, DIMS(3), "\x00\x01\x00", 3);
     tdm_dataset *a = idx_parse(&images, &labels, NULL);
