@@ -13,7 +13,7 @@ import threading
 import time
 
 PORT = 19999
-START_S = 1.0  # to come up to speed
+START_S = 1.0  # until TCP has reached its full speed
 LIMIT_S = 30
 
 
@@ -35,7 +35,7 @@ def send(index, count):
             while time.monotonic() < end:
                 out.sendall(data)
         except OSError:
-            pass  # the other side has seen enough
+            pass  # the other side has finished
 
 
 def receive(link, seconds):
@@ -62,7 +62,7 @@ def main():
         link, _ = server.accept()
         link.settimeout(LIMIT_S)
         rate = receive(link, seconds)
-        time.sleep(1)  # the others may not be done: keep sending
+        time.sleep(1)  # the others may not have finished: keep sending
     print(json.dumps(dict(rate=rate)))
 
 

@@ -64,7 +64,7 @@ def main():
             "threads": a.threads,
             "batch": whole,
             "steps": len(times),
-            "step_ms": 1e3 * statistics.median(times[2:]),  # the first two arrange the buckets
+            "step_ms": 1e3 * statistics.median(times[2:]),  # the first two determine the buckets
             "parameters": sum(q.numel() for q in bare.parameters()),
             "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
         }))

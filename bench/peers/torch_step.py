@@ -28,7 +28,7 @@ class Block(nn.Module):
         self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attend, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.grow, self.shrink = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        # Not a buffer: ranks would exchange those, and Gloo knows no bool.
+        # Not a buffer: ranks would exchange it, and Gloo does not support bool.
         self.hidden = torch.triu(torch.ones(context, context, dtype=torch.bool), diagonal=1)
 
     def attention(self, x):
