@@ -1,5 +1,6 @@
 # shellcheck shell=bash
 # lib.sh: shared by the tests of the command line; to be sourced.
+#
 # $TANDEM is the program. Each test gets a directory, $work, which is the current directory and is removed at
 # the end, and starts with HOME, TERM and colours as in a batch job. A failed check prints its position and
 # ends the test; a test that cannot run here exits with 77, which CTest reports as skipped. Workers and agents

@@ -36,7 +36,7 @@ import time
 ETH_P_IP = 0x0800
 SO_RCVBUFFORCE = 33
 SOL_PACKET, PACKET_STATISTICS = 263, 6
-STORE_PORT = 2379  # etcd's: its traffic is protected by etcd's own TLS, or not at all
+STORE_PORT = 2379  # etcd's traffic is protected by etcd's own TLS, if at all
 
 stopped = False
 
@@ -140,7 +140,7 @@ def tcp_of(frame):
         return None
     ip_bytes = (frame[14] & 15) * 4
     end = 14 + struct.unpack_from("!H", frame, 16)[0]
-    if end == 14:  # a large one, whose length the card would have set
+    if end == 14:  # a large one, whose length the network card would have set
         end = len(frame)
     at = 14 + ip_bytes
     if len(frame) < at + 20:
@@ -186,7 +186,7 @@ def streams_in(path):
             continue
         source, port, to, to_port, sequence, flags, payload = tcp
         key = source, port, to, to_port
-        if flags & 2:  # SYN: another connection, perhaps of the same ports
+        if flags & 2:  # SYN: another connection, perhaps with the same ports
             flows.setdefault(key, []).append(((sequence + 1) & 0xFFFFFFFF, {}))
         elif payload:
             if key not in flows:
@@ -202,7 +202,7 @@ def streams_in(path):
 def joined(pieces):
     out = bytearray()
     for offset in sorted(pieces):
-        if offset < (1 << 31):  # else from before the first one
+        if offset < (1 << 31):  # otherwise before the first one
             piece = pieces[offset]
             out[offset : offset + len(piece)] = piece
     return bytes(out)
@@ -472,7 +472,7 @@ def knock(count, names):
     waiting, made, refused, let_in = [], 0, 0, 0
     for turn in range(count + 200):
         sock = None
-        for _ in range(6000 if turn < count else 0):  # until there is room in front of the door
+        for _ in range(6000 if turn < count else 0):  # until the queue of the socket has space
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             code = sock.connect_ex(b"\0" + names[turn % len(names)].encode())
             if code != errno.EAGAIN:
