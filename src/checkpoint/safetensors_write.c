@@ -102,7 +102,8 @@ static tdm_status layout_init(layout *plan, const tdm_named_tensor *tensors, siz
     }
     for (size_t i = 0; i < tensor_count; i++) {
         if (strcmp(sorted[i]->name, TDM__METADATA_KEY) != 0) continue;
-        status = tdm_fail(err, TDM_ERR_INVALID, "a tensor cannot be called %s", TDM__METADATA_KEY);
+        status = tdm_fail(err, TDM_ERR_INVALID, "a tensor cannot have the name %s",
+                          TDM__METADATA_KEY);
         goto release;
     }
     status = place_slots(plan, sorted, err);
@@ -315,7 +316,7 @@ static tdm_status put_header(tdm__safetensors_writer *writer, tdm_error *err)
     tdm_status status = make_header(&writer->plan, &header, err);
     if (status == TDM_OK && header.length != writer->header_bytes) {
         status = tdm_fail(err, TDM_ERR_INTERNAL,
-                          "the header was to have %zu bytes, and has %zu: its texts have changed",
+                          "the header should have %zu bytes, but has %zu: its texts have changed",
                           writer->header_bytes, header.length);
     }
     if (status == TDM_OK) {

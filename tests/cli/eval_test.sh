@@ -133,7 +133,7 @@ test_bad_input() {
     assert_contains "$err" "the data has no labels"
     sed 's/0$/zero/' test.csv >strange.csv
     assert_exit 1 "$TANDEM" eval "$run" --data strange.csv
-    assert_contains "$err" "line 1, column 6: the label 'zero' is none of the 3 classes"
+    assert_contains "$err" "line 1, column 6: the label 'zero' is not one of the 3 classes"
     cut -d , -f 3- test.csv >narrow.csv
     assert_exit 1 "$TANDEM" eval "$run" --data narrow.csv
     assert_contains "$err" "line 1 has 4 columns; a sample has 5 numbers"

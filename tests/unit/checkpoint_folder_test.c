@@ -1,6 +1,6 @@
 /*
- * checkpoint_folder_test.c: which checkpoints stay, by which rule; the index of what the test set said;
- * packed files, and packed bytes that lie; hashes by chunks, over threads.
+ * checkpoint_folder_test.c: the directory of checkpoints: which are kept, by which rule; the index of test
+ * results; compressed files, and invalid compressed data; hashes by chunks, over threads.
  */
 #include "base/base.h"
 #include "check.h"

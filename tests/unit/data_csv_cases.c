@@ -140,9 +140,10 @@ static void csv_classes(void)
     CHECK_INT(class_of(d, 0), 1);
     CHECK_INT(class_of(d, 1), 0);
     tdm_dataset_destroy(d);
-    refuse_text("0,virginica\n\n0,setoas\n", &options, TDM_ERR_FORMAT,
-                "line 3, column 2: the label 'setoas' is none of the 3 classes of the training "
-                "set; perhaps 'setosa' is meant");
+    refuse_text(
+        "0,virginica\n\n0,setoas\n", &options, TDM_ERR_FORMAT,
+        "line 3, column 2: the label 'setoas' is not one of the 3 classes of the training set; "
+        "did you mean 'setosa'?");
     const char *const twice[] = {"a", "a"};
     refuse_text("0,a\n", &(tdm_data_options){.class_names = twice, .class_count = 2},
                 TDM_ERR_INVALID, "'a' is given twice");
@@ -180,7 +181,7 @@ static const bad_text bad_csv[] = {
     {"\n \n\r\n", {0}, TDM_ERR_FORMAT, "only blank lines"},
     {"a,b\n", {0}, TDM_ERR_FORMAT, "nothing follows the header on line 1"},
     {"a,b\n\n\n", {0}, TDM_ERR_FORMAT, "nothing follows the header on line 1"},
-    {"1\n2\n", {0}, TDM_ERR_FORMAT, "line 1 has one column only, and that is the label"},
+    {"1\n2\n", {0}, TDM_ERR_FORMAT, "line 1 has only one column, the label"},
     {"1;2\n", {0}, TDM_ERR_FORMAT, "another character than ','"},
     {"1,2,a\n3,4\n", {0}, TDM_ERR_FORMAT, "t.csv: line 2 has 2 columns, but line 1 has 3"},
     {"1,2,a\n3,4,b,\n", {0}, TDM_ERR_FORMAT, "line 2 has 4 columns, but line 1 has 3"},
@@ -213,7 +214,8 @@ static const bad_text bad_csv[] = {
     {"width,height,class\n1,2,a\n",
      {.label = "clas"},
      TDM_ERR_INVALID,
-     "no column is named 'clas' on line 1, taken as the header; perhaps 'class' is meant; a column can"},
+     "no column is named 'clas' on line 1, taken as the header; give the name, the number, first "
+     "or last; did you mean 'class'?"},
     {"width,height,class\n1,2,a\n",
      {.label = "zzzzzzzz"},
      TDM_ERR_INVALID,
@@ -222,7 +224,7 @@ static const bad_text bad_csv[] = {
     {"1,2,a\n",
      {.label = "b", .header = TDM_DATA_HEADER_NO},
      TDM_ERR_INVALID,
-     "the label 'b' is a column name, but the file is said to have no header"},
+     "the label 'b' is a column name, but data.header says that the file has no header"},
     {"1,2,a\n", {.label = "4"}, TDM_ERR_INVALID, "column 4 for the label does not exist"},
     {"1,2,a\n", {.label = "0"}, TDM_ERR_INVALID, "column 0 for the label does not exist"},
     {"1,2,a\n",

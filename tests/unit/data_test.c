@@ -46,7 +46,7 @@ static void idx_images_and_labels(void)
     tdm_dataset_destroy(d);
     refuse(images.bytes, images.count, labels.bytes, labels.count,
            &(tdm_data_options){.class_names = given, .class_count = 2, .labels_path = "lab"},
-           TDM_ERR_FORMAT, "lab: sample 2 (from 0): the label 4 is none of the 2 classes");
+           TDM_ERR_FORMAT, "lab: sample 2 (from 0): the label 4 is not one of the 2 classes");
 }
 
 static void idx_types(void)
@@ -104,7 +104,7 @@ static void idx_bad_headers(void)
     refuse_idx(&file, NULL, "dimension 2 of 3 is 0");
     file = idx_build(8, 2, DIMS(2, 4), some, 7);
     refuse_idx(&file, NULL,
-               "[2, 4] of 1 bytes each, 20 bytes in all, but the file has 19; it is cut");
+               "[2, 4] of 1 bytes each, 20 bytes in all, but the file has 19; it is truncated");
     file = idx_build(8, 2, DIMS(2, 4), some, 9);
     refuse_idx(&file, NULL, "20 bytes in all, but the file has 21; it is too long");
     file = idx_build(0x0c, 2, DIMS(2, 2), some, 4);
@@ -161,7 +161,7 @@ static void gzip_members(void)
     }
     for (size_t cut = 2; cut < count; cut++) {
         if (cut == first_count) continue; /* a complete file */
-        refuse(both, cut, NULL, 0, NULL, TDM_ERR_FORMAT, "t.csv: the gzip file is cut off after");
+        refuse(both, cut, NULL, 0, NULL, TDM_ERR_FORMAT, "t.csv: the gzip file is truncated after");
     }
     both[count] = 'x';
     refuse(both, count + 3, NULL, 0, NULL, TDM_ERR_FORMAT,
@@ -188,14 +188,14 @@ static void gzip_limits(void)
     tdm_dataset_destroy(d);
     tdm_data_options less = {.limit_bytes = text.length - 1};
     refuse(packed, count, NULL, 0, &less, TDM_ERR_RANGE,
-           "unpacks to more than the limit of 399999 bytes");
+           "decompresses to more than the limit of 399999 bytes");
     size_t twice_count;
     uint8_t *twice = gzip_bytes(packed, count, &twice_count);
     refuse(twice, twice_count, NULL, 0, NULL, TDM_ERR_FORMAT, "packed by gzip twice");
     free(twice);
     free(packed);
     packed = gzip_bytes("", 0, &count);
-    refuse(packed, count, NULL, 0, NULL, TDM_ERR_FORMAT, "empty once unpacked");
+    refuse(packed, count, NULL, 0, NULL, TDM_ERR_FORMAT, "empty after decompression");
     free(packed);
     tdm_str_release(&text);
 }

@@ -135,14 +135,14 @@ static void text_with_a_given_vocabulary(void)
     tdm_dataset_destroy(d);
     refuse_text(
         "aab\nab\xc3\xa9\n", &options, TDM_ERR_FORMAT,
-        "t.csv: line 2: the character '\xc3\xa9' (U+00E9) is none of the 4 in the vocabulary");
+        "t.csv: line 2: the character '\xc3\xa9' (U+00E9) is not one of the 4 in the vocabulary");
     static const char *const words[] = {"c", "bb"};
     options.class_names = words;
     options.class_count = 2;
     refuse_text("cc", &options, TDM_ERR_INVALID, "the name of token 1, 'bb', is not one character");
     static const char *const twice[] = {"c", "c"};
     options.class_names = twice;
-    refuse_text("cc", &options, TDM_ERR_INVALID, "U+0063 stands twice");
+    refuse_text("cc", &options, TDM_ERR_INVALID, "contains the character U+0063 twice");
 }
 
 static void text_refusals(void)
@@ -157,7 +157,7 @@ static void text_refusals(void)
         {"ab\xed\xa0\x80", 5, "byte 2 (from 0): 0xed is not UTF-8"},
         {"\xc0\x80", 2, "byte 0 (from 0): 0xc0"},
         {"ab\0c", 4, "line 1, byte 2 (from 0): a NUL byte"},
-        {"abc", 3, "3 characters are too few: a sample is a window of 3 and the one after it"},
+        {"abc", 3, "3 characters are not enough: a sample is a window of 3 and the next one"},
         {"\xef\xbb\xbf", 3, "the text is empty"},
     };
     tdm_data_options options = text_options(3, 0);
