@@ -4,7 +4,7 @@
  * Four measurements, each for some seconds and each by the median of many runs, because a machine
  * has other load now and then: steps of a real team on the job's data; the ops of one lane, timed one by one;
  * the matrix products of the lane alone, by the same kernels with the same buffers; and the machine
- * itself. The products inside attention, which our kernel does not compute with oneDNN, are timed with
+ * itself. The products inside attention, which Tandem's kernel does not compute with oneDNN, are timed with
  * oneDNN in a separate graph.
  */
 #include "base/base.h"

@@ -384,7 +384,7 @@ static void the_last_checkpoint_is_given_up(void)
     tdm_job_document_destroy(document);
 }
 
-/* Whether the newest run resumes and ends with the right state; true if there is no checkpoint to resume from. */
+/* Whether the newest run resumes and ends with the right state; true if no checkpoint exists. */
 static bool run_resumes(const tdm_job *job, const char *run)
 {
     tdm_arena *arena = tdm_arena_create("test");
