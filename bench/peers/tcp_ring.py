@@ -1,9 +1,9 @@
-"""What TCP carries between hosts when each sends to the next, all at once.
+"""Measures the rate of TCP if each host sends to the next, concurrently.
 
     tcp_ring.py INDEX COUNT SECONDS
 
-Runs on host INDEX of COUNT, whose addresses are 10.77.0.1, 10.77.0.2 and so on. Prints one JSON
-object: the bytes a second that arrived at this host, once the connection has come up to speed.
+Runs on host INDEX of COUNT, whose addresses are 10.77.0.1, 10.77.0.2 and so on. Prints one JSON object: the
+bytes per second that arrived at this host, once TCP has reached its full speed.
 """
 
 import json

@@ -376,7 +376,7 @@ static tdm_status product_time_cached(bench *b, known_times *known, const tdm_pr
         *out = known->seconds[k];
         return TDM_OK;
     }
-    TDM_TRY(product_time(b, kind, TDM_DTYPE_F32, out, err)); /* the type in our attention kernel */
+    TDM_TRY(product_time(b, kind, TDM_DTYPE_F32, out, err)); /* the type in the attention kernel */
     if (known->count == max) return TDM_OK;
     known->kinds[known->count] = *kind;
     known->seconds[known->count++] = *out;
