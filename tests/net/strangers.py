@@ -328,7 +328,7 @@ class Flood:
         self.sniffer, self.recorded, self.heard, self.seen_pids = None, [], {}, set()
 
     def look(self):
-        """The current ports. The sockets of a process that was not seen before are read."""
+        """The current ports; updates the counts of processes and descriptors."""
         ports = []
         for pid, namespace in processes(self.program, self.hosts):
             self.seen_pids.add(pid)

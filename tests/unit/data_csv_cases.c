@@ -219,7 +219,7 @@ static const bad_text bad_csv[] = {
     {"width,height,class\n1,2,a\n",
      {.label = "zzzzzzzz"},
      TDM_ERR_INVALID,
-     "no column is named 'zzzzzzzz' on line 1, taken as the header; a column can"},
+     "no column is named 'zzzzzzzz' on line 1, taken as the header; give the name, the number"},
     {"a,b,a\n1,2,a\n", {.label = "a"}, TDM_ERR_INVALID, "columns 1 and 3 are both named 'a'"},
     {"1,2,a\n",
      {.label = "b", .header = TDM_DATA_HEADER_NO},
@@ -257,7 +257,7 @@ static void csv_nul_bytes(void)
     refuse("\xff\xfe"
            "1\0,\0a\0",
            8, NULL, 0, NULL, TDM_ERR_FORMAT, "UTF-16");
-    refuse("1,2,a\n", 6, "0", 1, NULL, TDM_ERR_INVALID, "takes no file of labels");
+    refuse("1,2,a\n", 6, "0", 1, NULL, TDM_ERR_INVALID, "a separate file of labels");
 }
 
 static void csv_limits(void)

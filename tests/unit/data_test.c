@@ -191,7 +191,7 @@ static void gzip_limits(void)
            "decompresses to more than the limit of 399999 bytes");
     size_t twice_count;
     uint8_t *twice = gzip_bytes(packed, count, &twice_count);
-    refuse(twice, twice_count, NULL, 0, NULL, TDM_ERR_FORMAT, "packed by gzip twice");
+    refuse(twice, twice_count, NULL, 0, NULL, TDM_ERR_FORMAT, "compressed by gzip twice");
     free(twice);
     free(packed);
     packed = gzip_bytes("", 0, &count);

@@ -163,7 +163,7 @@ static void text_refusals(void)
     tdm_data_options options = text_options(3, 0);
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
         refuse(rows[i].text, rows[i].count, NULL, 0, &options, TDM_ERR_FORMAT, rows[i].part);
-    refuse("abcde", 5, "x", 1, &options, TDM_ERR_INVALID, "a text needs no file of labels");
+    refuse("abcde", 5, "x", 1, &options, TDM_ERR_INVALID, "a text has no file of labels");
     options.context = -1;
     refuse_text("abcde", &options, TDM_ERR_INVALID, "windows of -1 tokens");
     options = text_options(2, -2);
