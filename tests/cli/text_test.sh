@@ -95,7 +95,7 @@ test_eval() {
     assert_exit 0 "$TANDEM" eval "$run" --data other.txt
     { cat other.txt; echo "the cat sees a Zebra."; } >strange.txt
     assert_exit 1 "$TANDEM" eval "$run" --data strange.txt
-    assert_contains "$err" "strange.txt: line 51: the character 'Z' (U+005A) is none of"
+    assert_contains "$err" "strange.txt: line 51: the character 'Z' (U+005A) is not one of"
 }
 
 test_a_test_file() {
@@ -179,7 +179,7 @@ test_generate_json() {
 
 test_bad_input() {
     assert_exit 1 "$TANDEM" generate "$run" --prompt "the Cat"
-    assert_contains "$err" "the prompt: line 1: the character 'C' (U+0043) is none of"
+    assert_contains "$err" "the prompt: line 1: the character 'C' (U+0043) is not one of"
     assert_exit 1 "$TANDEM" generate "$run" --prompt $'\xff'
     assert_contains "$err" "the prompt: line 1, byte 0 (from 0): 0xff is not UTF-8"
     local bad
