@@ -112,7 +112,7 @@ test_a_test_file() {
     assert_contains "$err" "latin.txt: line 1, byte 3 (from 0): 0xe9 is not UTF-8"
     echo short >short.txt
     assert_exit 1 "$TANDEM" train job.yaml -q --set data.train=short.txt --set run.dir=tested
-    assert_contains "$err" "6 characters are too few"
+    assert_contains "$err" "6 characters are not enough"
     tr -c x x <text.txt >one.txt
     assert_exit 2 "$TANDEM" train job.yaml -q --set data.train=one.txt --set run.dir=tested
     assert_contains "$err" "repeats a single character"
