@@ -11,7 +11,7 @@ cp hashes good
 golden() { assert_exit "$1" "$here/golden.sh" "${@:2}" mlp-momentum mlp-lion; }
 
 golden 0
-assert_contains "$out" "2 golden trainings"
+assert_contains "$out" "2 golden training runs"
 
 sed 's/^\(mlp-lion [0-9a-f]*\)[0-9a-f] /\1z /' good >hashes
 golden 1

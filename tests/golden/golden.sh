@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The golden trainings: small jobs (jobs/) on data that awk writes (data.awk), whose results are committed
+# The golden training runs: small jobs (jobs/) on data that awk writes (data.awk), whose results are committed
 # (hashes): for each job the hash of the trained state and the loss on the test set, with all digits. The same
 # job must give the same bits on every CPU, at every instruction-set level, with any compiler, number of threads
 # and number of ranks.
@@ -134,14 +134,14 @@ compare() {
 finish() {
     if [ $failures -gt 0 ]; then
         cat <<TEXT
-$failures of ${#names[@]} golden trainings gave other bits $setting.
+$failures of ${#names[@]} golden training runs gave other bits $setting.
 If no change of bits is wanted, this is a defect: where other settings still agree with tests/golden/hashes, the
 difference between the settings is the place to look. If the change is wanted, raise TDM_NUMERICS_VERSION, run
 tests/golden/golden.sh --update, and say in CHANGELOG.md that checkpoints of both versions train differently.
 TEXT
         exit 1
     fi
-    printf '%d golden trainings, %s: all as committed\n' "${#names[@]}" "$setting"
+    printf '%d golden training runs, %s: all as committed\n' "${#names[@]}" "$setting"
 }
 
 # ---- two levels in one world ---------------------------------------------------------------------------
