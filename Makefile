@@ -1,5 +1,5 @@
-# A thin front for CMake: every target here is a line or two that you could type yourself.
-# The presets live in CMakePresets.json, the package lists in tools/setup.
+# A thin front end for CMake: every target is one or two commands that can be typed as well.
+# The presets are in CMakePresets.json, the package lists in tools/setup.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
@@ -8,9 +8,9 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 FUZZ_SECONDS ?= 60
 
-# A target's help is the comment behind its name; `make help` prints them in this order.
+# The comment after the name of a target is its help; `make help` prints them in this order.
 .PHONY: help
-help:  ## list what can be made
+help:  ## list the targets
 	@echo "Tandem. Usage: make TARGET"
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
 
@@ -19,7 +19,7 @@ quickstart:  ## install, build, and train a first model on handwritten digits (s
 	@tools/quickstart
 
 .PHONY: setup
-setup:  ## install the Debian packages that building needs; does nothing when they are there
+setup:  ## install the Debian packages that the build needs, unless they are installed
 	@tools/setup
 
 .PHONY: setup-etcd
@@ -65,7 +65,7 @@ test-slow:  ## train models to the accuracy they should reach (about 20 minutes 
 	@ctest --test-dir build/release -C Slow -L slow --output-on-failure
 
 .PHONY: test-portable
-test-portable:  ## the golden trainings by gcc and clang, at all levels, and for ARM under qemu (about 5 minutes)
+test-portable:  ## the golden training runs with gcc and clang, at all levels, and for ARM under qemu (about 5 minutes)
 	@tools/setup --test --portable
 	@tools/test-portable
 
@@ -76,7 +76,7 @@ test-dist:  ## train on ranks in every combination of settings; all must give th
 	@TANDEM=build/release/tandem tests/dist/hashes_test.sh all
 
 .PHONY: test-chaos
-test-chaos:  ## faults in 300 trainings on one host, 300 on several, and 20,000 simulated ones (about 40 minutes)
+test-chaos:  ## faults in 300 training runs on one host, 300 on several, and 20,000 simulated ones (about 40 minutes)
 	@tools/setup --test --etcd
 	@tools/build release
 	@tests/chaos/chaos.py build/release/tandem --runs 300
@@ -89,7 +89,7 @@ lint:  ## check format, layers, headers, symbols and scripts; build with clang; 
 	@tools/lint
 
 .PHONY: format
-format:  ## put all C files into the house format
+format:  ## format all C files
 	@tools/setup --dev
 	@tools/list-files c | xargs clang-format -i
 
@@ -106,18 +106,18 @@ bench:  ## measure size and speed, as ratios to peers or to physical bounds
 	    bench/parallel || status=1; bench/elastic || status=1; exit $$status
 
 .PHONY: docs
-docs: setup  ## write docs/job-file.md anew from the table of job keys
+docs: setup  ## generate docs/job-file.md from the table of job keys
 	@tools/build release tandem
 	@build/release/tandem job keys --markdown > build/job-file.md && mv build/job-file.md docs/job-file.md
 	@echo "docs: wrote docs/job-file.md"
 
 .PHONY: install
-install: all  ## install under PREFIX (/usr/local), below DESTDIR when it is set
+install: all  ## install under PREFIX (/usr/local), below DESTDIR if it is set
 	@DESTDIR="$(DESTDIR)" cmake --install build/release --prefix "$(PREFIX)"
 	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
 
 .PHONY: uninstall
-uninstall:  ## remove what install put there, with the same PREFIX and DESTDIR
+uninstall:  ## remove the installed files, with the same PREFIX and DESTDIR
 	@tools/uninstall "$(DESTDIR)$(PREFIX)"
 
 .PHONY: clean

@@ -1,7 +1,7 @@
-"""What the benchmarks share: rows with bars, commands that print JSON, data, and hosts on a wire.
+"""Shared by the benchmarks: rows with targets, commands that print JSON, data, and hosts on a network.
 
-Every bar is a ratio of figures that were taken in turn, in one sitting: a machine that does something
-else for a while slows down either side. Not a program; bench/compute, bench/comm and bench/parallel are.
+Every target is a ratio of figures that were measured alternately, in one session, so other load on the machine
+slows down both sides. Not a program; bench/compute, bench/comm and bench/parallel are.
 """
 
 import argparse
@@ -45,14 +45,14 @@ def need(condition, what):
 
 
 def torch_version():
-    """Of the peer that is measured; None when there is none."""
+    """The version of the peer that is measured; None if it is not installed."""
     command = [PYTHON, "-c", "import torch.distributed; print(torch.__version__)"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def cpu_name():
-    """What the kernel calls it, its numbers, and the widest vectors that it has."""
+    """The name of the CPU, its family and model, and its widest vectors."""
     with open("/proc/cpuinfo") as lines:
         fields = {}
         for line in lines:
@@ -66,8 +66,8 @@ def cpu_name():
 
 
 def tell_peers(needs_torch=True):
-    """Prints what is measured on what, and gives it back for the JSON; ends when PyTorch is needed and
-    not there."""
+    """Prints what is measured on which machine, and returns it for the JSON; exits if PyTorch is needed and
+    missing."""
     version = torch_version()
     need(version or not needs_torch, "PyTorch")
     machine = {"cpu": cpu_name(), "peer": f"PyTorch {version}" if version else "none", "python": PYTHON}
@@ -87,7 +87,7 @@ def write_idx(name, shape, data):
 
 
 def write_data():
-    """Noise will do: a step takes as long whatever it learns."""
+    """Random data: the time of a step does not depend on the data."""
     os.makedirs(DATA, exist_ok=True)
     rng = random.Random(1)
     with open(os.path.join(DATA, "text.txt"), "w") as out:
@@ -100,7 +100,7 @@ def write_data():
 
 
 class Bench:
-    """Collects rows: a figure each, with or without a bar."""
+    """Collects rows: a figure each, with or without a target."""
 
     def __init__(self, options, machine):
         self.options = options
@@ -114,7 +114,7 @@ class Bench:
         print(f"{name:<64} {figure:>10.3f} {unit:<5} {verdict}", flush=True)
 
     def run(self, command, more=()):
-        """Runs it with more variables in its environment, and reads the JSON that it prints."""
+        """Runs the command with additional variables in its environment, and parses the JSON that it prints."""
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S,
                               env={**os.environ, **dict(more)})
         if done.returncode != 0:
@@ -129,7 +129,7 @@ class Bench:
 
 
 def options_of(words, parts, out):
-    """The command line: which parts (all), and how."""
+    """Parses the command line: which parts (default: all), and how."""
     p = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--quick", action="store_true", help="one short round: to see that all of it works")
     p.add_argument("--only", metavar="PART,...", help="these parts alone, of: " + ", ".join(parts))
@@ -166,7 +166,7 @@ class Together:
                 child.wait()
 
     def watch(self, look, pause_s):
-        """Calls `look` again and again until the first of them has ended."""
+        """Calls `look` repeatedly until the first of them has ended."""
         deadline = time.monotonic() + LIMIT_S
         try:
             while all(child.poll() is None for child in self.children):
@@ -179,7 +179,7 @@ class Together:
             raise
 
     def answers(self):
-        """The last lines that they print, as JSON, where they do."""
+        """The last lines that they print, as JSON, if they are JSON."""
         said = []
         try:
             for child in self.children:
@@ -245,7 +245,7 @@ class Hosts:
             self.sh("ip", "netns", "delete", name, check=False)
 
     def together(self, command_of, environment_of=lambda i: {}):
-        """One command in each, at the same time."""
+        """Runs one command on each host, concurrently."""
         return Together([self.inside(name, *command_of(i)) for i, name in enumerate(self.names)],
                         [environment_of(i) for i in range(self.count)])
 
@@ -253,13 +253,13 @@ class Hosts:
         return self.together(command_of, environment_of).answers()
 
     def place(self, secret):
-        """What puts one rank of Tandem into each, by number of the host."""
+        """The commands that start one rank of Tandem on each host, by number of the host."""
         port = 20000 + secrets.randbelow(20000)
         return lambda i: {"TANDEM_RANK": str(i), "TANDEM_SIZE": str(self.count), "TANDEM_SECRET": secret,
                           "TANDEM_RENDEZVOUS": f"{self.address(0)}:{port}", "UCX_TLS": "tcp,self",
                           "UCX_NET_DEVICES": "wire"}
 
     def tcp_rate(self, seconds):
-        """What TCP carries when each sends to the next, all at once: bytes a second, of the slowest."""
+        """The rate of plain TCP if each host sends to the next, concurrently: bytes per second of the slowest."""
         command_of = lambda i: peer("tcp_ring.py", i, self.count, seconds)
         return min(answer["rate"] for answer in self.start(command_of))

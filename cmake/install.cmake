@@ -1,6 +1,6 @@
-# What `make install` puts where. The binary writes its own man page and shell completions, from the
-# same table that its help comes from; a build lays them down in BUILD/share as they will be installed.
-# tools/uninstall removes what is installed here: keep the two in step (the test `install` looks).
+# What `make install` installs, and where. The program writes its man page and shell completions, from the
+# table that its help is generated from; a build writes them to BUILD/share in the layout of the installation.
+# tools/uninstall removes what is installed here: keep the two consistent (the test `install` checks this).
 
 # tandem_share(PATH ARGUMENTS...): BUILD/share/PATH is what `tandem ARGUMENTS` prints.
 set(share_files "")
@@ -21,7 +21,7 @@ tandem_share(zsh/site-functions/_tandem help --completion zsh)
 tandem_share(fish/vendor_completions.d/tandem.fish help --completion fish)
 add_custom_target(share ALL DEPENDS ${share_files})
 
-# The pkg-config file finds the rest from where it lies, so the whole tree may be moved.
+# The pkg-config file finds the other directories relative to its own, so the tree can be moved.
 string(REGEX REPLACE "[^/]+" ".." pc_up "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 configure_file(cmake/tandem.pc.in ${CMAKE_BINARY_DIR}/tandem.pc @ONLY)
 
@@ -36,7 +36,7 @@ install(FILES ${CMAKE_BINARY_DIR}/tandem.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/
 install(DIRECTORY ${CMAKE_BINARY_DIR}/share/ DESTINATION ${CMAKE_INSTALL_DATADIR}
   PATTERN *.tmp EXCLUDE)
 
-# A program built against a sanitized library would need the sanitizer too, so these are left out.
+# A program built against a sanitized library would need the sanitizer as well, so these are left out.
 if(TANDEM_TESTS AND NOT TANDEM_SANITIZE)
   add_test(NAME install COMMAND ${PROJECT_SOURCE_DIR}/tools/test-install ${CMAKE_BINARY_DIR})
   set_tests_properties(install PROPERTIES LABELS tools TIMEOUT 120)

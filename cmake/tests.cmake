@@ -1,9 +1,9 @@
 # How tests share the cores, and the parts of them that can be built and run alone.
 #
-# ctest counts slots. With TANDEM_TEST_SLOTS of them for each core (`tools/run-tests release` gives it twice as
-# many jobs as there are cores), a test takes as many as that, and one that mostly waits - for a deadline, for
-# etcd, for a terminal - takes one: so what computes never shares its core with more than what waits.
-# A build that was configured otherwise has one slot for every test.
+# ctest counts slots. With TANDEM_TEST_SLOTS of them for each core (`tools/run-tests release` starts twice as
+# many jobs as there are cores), a test takes as many as that, and a test that mostly waits - for a deadline,
+# for etcd, for a terminal - takes one. So a test that computes shares its core only with tests that wait. In
+# a build without this setting every test has one slot.
 set(TANDEM_TEST_SLOTS 1 CACHE STRING "Slots of ctest for each core")
 
 # tandem_share_cores(WAITING...): call it after the last test of a directory; the WAITING tests mostly wait.
@@ -16,8 +16,8 @@ function(tandem_share_cores)
   endforeach()
 endfunction()
 
-# tandem_costs(TEST SECONDS ...): what long tests take. In a fresh build ctest knows of none, and would begin
-# a long one when all others have ended.
+# tandem_costs(TEST SECONDS ...): the duration of long tests. In a new build ctest does not know them, and
+# would start a long one after all others.
 function(tandem_costs)
   set(pairs ${ARGN})
   while(pairs)

@@ -1,9 +1,10 @@
 /*
  * fuzz_control.c: any bytes from the control port, in a rendezvous file, or in Slurm's list of hosts.
  *
- * The first byte says which. Bytes from the port go through a real connection, in pieces, under the
- * limits of a stranger, of one that has proved to know the secret, or of a member. Every frame that is accepted must be showable, must be written
- * back as a frame that reads the same, and what it carries (lists of ranks, blocks) must be within it.
+ * The first byte selects the source. Bytes from the port go through a real connection, in pieces, with the
+ * limits for an unauthenticated peer, for a peer that has proved the secret, or for a member. Every accepted
+ * frame must be printable, must be equal after it is written and read again, and must contain all of the
+ * lists and blocks to which it refers.
  */
 #include "boot/boot.h"
 

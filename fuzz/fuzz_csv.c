@@ -1,8 +1,8 @@
 /*
  * fuzz_csv.c: CSV files made by a fuzzer.
  *
- * The first four bytes choose the options, the rest is the file (which may be gzip). Whatever is
- * read must hold together: every sample can be gathered with a class in range and finite features,
+ * The first four bytes choose the options, the rest is the file (which may be gzip). A data set
+ * that is accepted must be consistent: every sample can be gathered with a class in range and finite features,
  * the set can be split, and hashing works.
  */
 #include "data/data.h"

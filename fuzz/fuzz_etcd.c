@@ -1,9 +1,9 @@
 /*
  * fuzz_etcd.c: any bytes as a response of etcd.
  *
- * The first byte says to which request. What is accepted must keep its promises: keys in order and within
- * the store's limits, revisions, texts that are text, words that can be shown; and what is refused must
- * say why and leave the outputs alone.
+ * The first byte selects the request. An accepted response must be valid: keys in order and within the
+ * store's limits, revisions, valid and printable texts. A rejected one must give an error message and leave
+ * the outputs unchanged.
  */
 #include "base/base.h"
 #include "kv/kv_etcd.h"
@@ -60,7 +60,7 @@ static void items(tdm__etcd_bytes in, tdm_error *err)
         NEED(strnlen(out[i].value, TDM_KV_VALUE_BYTES) < TDM_KV_VALUE_BYTES, "a value beyond them");
         NEED(out[i].revision > 0, "no revision");
         NEED(i == 0 || strcmp(out[i - 1].key, out[i].key) < 0, "keys out of order");
-        /* The same key, asked for, is one that the gateway would read back. */
+        /* A request for this key must be valid JSON that contains the same key. */
         tdm_str request = TDM_STR_INIT;
         tdm__etcd_write_put(out[i].key, out[i].value, out[i].lease, &request);
         NEED(!tdm_str_ok(&request) || strchr(request.data, '}'), "no request");

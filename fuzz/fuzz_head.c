@@ -1,10 +1,10 @@
 /*
  * fuzz_head.c: any 64 bytes as the head of a message.
  *
- * The first five bytes are the world's number and its size; then follow heads. A head that is accepted
- * is of this world, from a rank that exists, and says only what has a name; sealing it anew changes
- * nothing. Every head is also sealed and tried again, so that the fuzzer gets past the check, and with
- * one bit turned, which must be noticed.
+ * The first five bytes are the world's number and its size; heads follow. A head that is accepted must
+ * belong to this world and come from an existing rank, all its values must have names, and sealing it again
+ * must not change it. Every head is also sealed and checked again, so that the fuzzer gets past the
+ * checksum; and once more with one bit inverted, which must be detected.
  */
 #include "transport/transport.h"
 

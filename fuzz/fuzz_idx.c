@@ -2,7 +2,7 @@
  * fuzz_idx.c: IDX files of images and labels made by a fuzzer.
  *
  * The first byte chooses options; the next two say where the file of images ends and the file of
- * labels begins (either may be gzip). Whatever is read must hold together: samples can be gathered
+ * labels begins (either may be gzip). A data set that is accepted must be consistent: samples can be gathered
  * with classes in range and finite features, the set can be split, and hashing works.
  */
 #include <math.h>

@@ -1,10 +1,9 @@
 /*
- * fuzz_job.c: any bytes at all as a job file.
+ * fuzz_job.c: any bytes as a job file.
  *
- * Whatever comes in, the parser must return with a job or with problems. A job that it accepts must
- * come back from its own text unchanged, and have the same hash: anything else is a bug that a
- * checkpoint, which holds the text, would meet later. Bytes after a line "--set" are overrides, one
- * on a line, so that the fuzzer gets there too.
+ * The parser must return a job or problems for any input. The text of an accepted job must parse to the
+ * same job, with the same hash: a checkpoint stores that text. Bytes after a line "--set" are overrides, one
+ * in each line, so that their code is covered as well.
  */
 #include "job/job.h"
 
@@ -16,7 +15,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Aborts unless `document` holds a job. */
+/* Aborts if `document` does not have a job. */
 static const tdm_job *job_of(const tdm_job_document *document)
 {
     const tdm_job *job = document ? tdm_job_document_job(document) : NULL;

@@ -1,9 +1,9 @@
 /*
  * fuzz_json.c: any bytes as JSON.
  *
- * Nothing may crash, leak or read past the end. What the reader accepts is walked to the last leaf
- * with its promises checked, printed by the writer, and read again: the two trees must be equal,
- * but for numbers too large for a double, which the writer prints as null.
+ * Nothing may crash, leak or read past the end. An accepted value is checked completely, printed
+ * by the writer, and read again: the two trees must be equal, except for numbers too large for a double,
+ * which the writer prints as null.
  */
 #include <tandem/text.h>
 
@@ -25,7 +25,7 @@ __attribute__((noreturn)) static void broken(const char *what)
         if (!(condition)) broken(what);                                                            \
     } while (0)
 
-/* Checks `value`; false when it holds what C strings or finite numbers cannot say. */
+/* Checks `value`; false if it contains a string with a zero byte or a number that is not finite. */
 static bool check_value(const tdm_json *value, size_t input_bytes, int depth)
 {
     NEED(depth <= 64, "deeper than promised");

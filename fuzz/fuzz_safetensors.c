@@ -1,11 +1,11 @@
 /*
  * fuzz_safetensors.c: any bytes as a safetensors file.
  *
- * Nothing may crash, leak or read past the end. When the reader accepts the bytes, its promises are
- * checked: names in strict order, bytes that fit dtype and shape, aligned data that can be read to
- * the last byte, and lookups that find what the list holds. Then the content goes through the
- * writer and back, and must come out the same, and canonical: written again, the same bytes. Bytes that
- * begin as zstd's do are a packed file; their content is also written packed.
+ * Nothing may crash, leak or read past the end. If the reader accepts the bytes, the result is
+ * checked: names in strict order, sizes that match dtype and shape, aligned data that can be read to
+ * the last byte, and lookups that find every name of the list. Then the content is written and read again:
+ * it must be equal, and a second write must give the same bytes. Bytes that begin with zstd's magic number
+ * are a packed file; their content is also written packed.
  */
 #include "checkpoint/checkpoint.h"
 #include <tandem/checkpoint.h>
@@ -99,10 +99,10 @@ static void write_to(const tdm_safetensors *file, const char *path)
     NEED(status == TDM_OK, err.message);
 }
 
-/* Through the writer twice: the same content, and the second time the same bytes. */
+/* Writes and reads the file twice: the content must be equal, and the second file must have the same bytes. */
 static void check_round_trip(const tdm_safetensors *file, bool packed)
 {
-    struct stat info; /* memory is kinder to a disk than thousands of small files */
+    struct stat info; /* a file system in memory spares the disk thousands of small files */
     const char *directory = stat("/dev/shm", &info) == 0 ? "/dev/shm" : "/tmp";
     char path[2][64];
     for (int i = 0; i < 2; i++) {

@@ -1,10 +1,10 @@
 /*
- * fuzz_tcp.c: any frames on the links of the TCP transport, and an engine that does anything it may.
+ * fuzz_tcp.c: any frames on the links of the TCP transport, and any sequence of calls of the engine.
  *
- * The input is a script of a peer with two links: well-formed frames with any numbers in them, raw bytes, ends
- * of links; and of the engine between them: sends, takes, drops, forgetting the peer, also from within
- * callbacks. Memory of a send or take is freed when it is called back, so that any later use is found. Every
- * one is called back once; after forget() none is open.
+ * The input is a script for a peer with two links (well-formed frames with any numbers, raw bytes, ends of
+ * links) and for the engine (sends, takes, drops and forget(), also from within callbacks). The memory of a
+ * send or take is freed in its callback, so that the address sanitizer finds a later use. Every send and take
+ * must get exactly one callback, at the latest in forget().
  */
 #include "transport/tcp.h"
 #include "transport/tcp_inner.h"
@@ -43,7 +43,7 @@ typedef struct tester {
     operation open[MAX_OPEN];
     tdm__arrival *waiting[MAX_OPEN];
     bool is_forgotten, was_lost;
-    int depth; /* of callbacks */
+    int depth; /* of nested callbacks */
 } tester;
 
 static uint32_t draw(tester *t, int bytes)
@@ -94,13 +94,13 @@ static void take(tester *t, tdm__arrival *arrival, size_t bytes)
 
 static void forget(tester *t)
 {
-    if (t->depth > 0) return; /* the engine forgets between its rounds */
+    if (t->depth > 0) return; /* the engine does not call forget() from a callback */
     tdm__transport_tcp.forget(&t->tcp->transport, 1);
     t->is_forgotten = true;
     for (int i = 0; i < MAX_OPEN; i++) NEED(!t->open[i].is_open, "open after forget()");
 }
 
-/* Takes or drops one that waits. */
+/* Takes or drops a message that waits. */
 static void serve_waiting(tester *t)
 {
     uint32_t choice = draw(t, 1);

@@ -2,9 +2,9 @@
  * fuzz_text.c: texts made by a fuzzer.
  *
  * The first three bytes choose the context, the stride and the vocabulary, the rest is the file
- * (which may be gzip). Whatever is read must hold together: every window can be gathered, each of
- * its tokens has a name, what follows a token in one place is what the next window begins with, and
- * the names put together are the text again.
+ * (which may be gzip). A data set that is accepted must be consistent: every window can be gathered,
+ * each of its tokens has a name, consecutive windows overlap with equal tokens, and the concatenated names
+ * are the text.
  */
 #include "data/data.h"
 #include <stdlib.h>
@@ -38,7 +38,7 @@ static void use(const tdm_dataset *dataset)
     REQUIRE(tdm_dataset_hash(dataset, hex) == TDM_OK);
 }
 
-/* The first window, as text, is how the file begins; and encoding it gives the tokens back. */
+/* The text of the first window is the beginning of the file, and encoding it gives the same tokens. */
 static void read_back(const tdm_dataset *dataset)
 {
     const tdm_dataset_info *info = tdm_dataset_info_of(dataset);
@@ -57,7 +57,8 @@ static void read_back(const tdm_dataset *dataset)
         memcpy(text + length, name, strlen(name));
         length += strlen(name);
     }
-    bool has_mark = length >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0; /* a second one */
+    /* A second mark, after the skipped one. */
+    bool has_mark = length >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0;
     REQUIRE(tdm_vocabulary_encode(vocabulary, "fuzz", text, length, again, &count, NULL) == TDM_OK);
     if (!has_mark) REQUIRE(count == T && memcmp(tokens, again, (size_t)T * sizeof(*tokens)) == 0);
     tdm_vocabulary_destroy(vocabulary);

@@ -1,11 +1,11 @@
 /*
  * fuzz_trace.c: any bytes as a rank's trace.
  *
- * Nothing may crash, leak or read past the end. When the reader accepts the bytes, its promises are
- * checked: a sane rank, texts that end and are printable, events of known kinds with a peer in the
- * world. Each event's text and the state that the events add up to must come out whatever is in them.
- * Because the header is guarded by a check sum that no fuzzer guesses, it is put right first for
- * inputs that begin with the magic bytes; inputs are short, so the rest of the ring is zeros.
+ * Nothing may crash, leak or read past the end. If the reader accepts the bytes, the result is
+ * checked: a valid rank, terminated and printable texts, events of known kinds with a peer in the world. The
+ * text of each event and the state derived from all events must be available whatever the events contain.
+ * The header has a checksum that a fuzzer cannot guess, so it is corrected first for inputs that begin with
+ * the magic bytes. Inputs are short; the rest of the ring is zeros.
  */
 #include "trace/trace.h"
 #include "trace/trace_file.h"

@@ -2,11 +2,11 @@
  * replay_main.c: runs a fuzzing target over files, without a fuzzer.
  *
  * An ordinary build links each fuzz_NAME.c with this main, and ctest runs it over fuzz/corpus/NAME:
- * inputs that once broke a parser stay in the corpus, so what was fixed stays fixed. Arguments are
+ * inputs that once broke a parser stay in the corpus, which prevents regressions. Arguments are
  * files, or directories whose files are all run, sorted by name. Each input is copied into a block of
  * exactly its size, so that the address sanitizer sees a read past its end. Every file is also run
- * cut short at a few places, which costs little and is how inputs most often break in practice.
- * The exit status is 1 when nothing could be run: a test over an empty corpus proves nothing.
+ * truncated at a few places, because truncation is the most frequent damage of real files.
+ * The exit status is 1 if there was no input: a test over an empty corpus would prove nothing.
  */
 #include <dirent.h>
 #include <errno.h>

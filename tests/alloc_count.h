@@ -1,15 +1,15 @@
 /*
- * alloc_count.h: counts what the whole process allocates and frees, and tells apart what oneDNN does
- * inside dnnl_primitive_execute.
+ * alloc_count.h: counts the allocations of the whole process, and separates those that oneDNN makes inside
+ * dnnl_primitive_execute.
  *
- * To be included by exactly one .c file of a test executable, which must be linked with dl: it
- * defines malloc and its family over glibc's, and dnnl_primitive_execute over oneDNN's. Under
- * AddressSanitizer and ThreadSanitizer, which have their own malloc, it uses their hooks instead;
- * then alloc_count_begin() must have been called once before a number means anything.
- * ThreadSanitizer does not call its hook for aligned memory: there, ALLOC_COUNT_SEES_ALIGNED is 0.
+ * Include it in exactly one .c file of a test executable, which must be linked with dl: it defines malloc and
+ * its family over glibc's, and dnnl_primitive_execute over oneDNN's. Under AddressSanitizer and
+ * ThreadSanitizer, which have their own malloc, it uses their hooks instead; then alloc_count_begin() must be
+ * called once before the numbers are valid. ThreadSanitizer does not call its hook for aligned memory: there,
+ * ALLOC_COUNT_SEES_ALIGNED is 0.
  *
- * All threads are always counted; a test takes two snapshots and subtracts. Memory is
- * counted as what the allocator really set aside, so that what is freed equals what was allocated.
+ * All threads are always counted; a test takes two snapshots and subtracts. Memory is counted as the size that
+ * the allocator really reserved, so that freed bytes equal allocated bytes.
  */
 #ifndef TANDEM_TESTS_ALLOC_COUNT_H
 #define TANDEM_TESTS_ALLOC_COUNT_H
@@ -47,10 +47,10 @@
 #define ALLOC_COUNT_SEES_ALIGNED 1
 #endif
 
-/* Libraries must find what is defined here, in spite of how everything else is built. */
+/* Exported, so that libraries call these functions, although everything else is built with hidden symbols. */
 #define ALLOC_COUNT_VISIBLE __attribute__((visibility("default")))
 
-/* Outside of dnnl_primitive_execute, and inside of it. */
+/* Outside of dnnl_primitive_execute, and inside it. */
 typedef enum alloc_count_place { ALLOC_COUNT_OUTSIDE, ALLOC_COUNT_INSIDE } alloc_count_place;
 
 typedef struct alloc_count {
@@ -58,7 +58,7 @@ typedef struct alloc_count {
     uint64_t frees[2];
     int64_t live_bytes[2];   /* allocated less freed, which may be negative */
     uint64_t products;       /* calls of dnnl_primitive_execute */
-    uint64_t leaky_products; /* those that ended with more or fewer bytes than they began with */
+    uint64_t leaky_products; /* those that changed the number of allocated bytes */
 } alloc_count;
 
 static _Atomic uint64_t alloc_count_allocations[2];
@@ -67,7 +67,8 @@ static _Atomic int64_t alloc_count_live_bytes[2];
 static _Atomic uint64_t alloc_count_products;
 static _Atomic uint64_t alloc_count_leaky_products;
 static _Thread_local alloc_count_place alloc_count_here;
-static _Thread_local int64_t alloc_count_product_bytes; /* of the call this thread is inside of */
+/* of the dnnl_primitive_execute call of this thread */
+static _Thread_local int64_t alloc_count_product_bytes;
 
 static inline void alloc_count_allocated(size_t bytes)
 {
@@ -95,7 +96,7 @@ static inline alloc_count alloc_count_now(void)
     return now;
 }
 
-/* What happened between two snapshots. */
+/* The difference of two snapshots. */
 static inline alloc_count alloc_count_between(const alloc_count *from, const alloc_count *to)
 {
     alloc_count d = {.products = to->products - from->products,
@@ -127,7 +128,7 @@ static void alloc_count_on_free(const volatile void *pointer)
     if (pointer) alloc_count_freed(__sanitizer_get_allocated_size(pointer));
 }
 
-/* Returns false when the hooks could not be set. */
+/* Returns false if the hooks cannot be set. */
 static inline bool alloc_count_begin(void)
 {
     return __sanitizer_install_malloc_and_free_hooks(alloc_count_on_malloc, alloc_count_on_free) >
@@ -210,7 +211,7 @@ ALLOC_COUNT_VISIBLE dnnl_status_t dnnl_primitive_execute(const_dnnl_primitive_t 
 {
     static _Atomic(alloc_count_execute_fn) original;
     alloc_count_execute_fn execute = original;
-    if (!execute) { /* in the first run, which is a warm-up */
+    if (!execute) { /* in the first run, which warms up */
         void *symbol = dlsym(RTLD_NEXT, "dnnl_primitive_execute");
         if (!symbol) abort();
         memcpy(&execute, &symbol, sizeof(execute));

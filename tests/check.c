@@ -1,6 +1,7 @@
 /*
- * check.c: the test harness behind check.h. Cases run one after the other in the main thread; the
- * state of the case that runs is in one struct.
+ * check.c: the test harness behind check.h.
+ *
+ * Cases run one after the other in the main thread; one struct has the state of the running case.
  */
 #include "check.h"
 
@@ -83,7 +84,7 @@ bool check_has(const char *actual, const char *part, const char *file, int line,
 
 void check_stop(void)
 {
-    /* A thread and a simulated rank have another stack, far from the case's. */
+    /* Threads and simulated ranks have other stacks, far from the stack of the case. */
     const char *here = __builtin_frame_address(0);
     ptrdiff_t distance = current.frame - here;
     bool own_stack = distance >= 0 && distance < STACK_BYTES;
@@ -185,7 +186,7 @@ bool check_wait(bool (*done)(void *user), void *user, double seconds)
 
 /* ---- running ----------------------------------------------------------------------------------- */
 
-/* In a function that does nothing else: longjmp() leaves the locals of the caller as they are. */
+/* In a separate function, because longjmp() makes changed locals of its caller undefined. */
 static void check_run_guarded(void (*set_up)(void), void (*run)(void))
 {
     current.frame = __builtin_frame_address(0);

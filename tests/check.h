@@ -26,7 +26,7 @@ extern int check_count;
 
 /* ---- checks ------------------------------------------------------------------------------------ */
 
-/* Each counts one check, reports a failure to stderr and returns whether the check holds. */
+/* Each counts one check, reports a failure to stderr and returns whether the check succeeded. */
 bool check_fail(const char *file, int line, const char *condition); /* false */
 static inline bool check_true(bool holds, const char *file, int line, const char *condition)
 {
@@ -43,7 +43,7 @@ bool check_has(const char *actual, const char *part, const char *file, int line,
 /* Whether both texts are equal, or both NULL. */
 bool check_text_equal(const char *a, const char *b);
 
-/* Ends the case, or the process: see above. */
+/* Ends the case, or the process: see the top of this file. */
 _Noreturn void check_stop(void);
 
 #define CHECK(condition) ((void)check_true((condition), __FILE__, __LINE__, #condition))

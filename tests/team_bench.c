@@ -47,7 +47,7 @@ static void team_bench_optim(const team_shape *shape, tdm_job *job)
     job->optim.ema = shape->ema;
 }
 
-/* The optimiser for the bench's model, on its blocks. */
+/* The optimiser for the model of the bench, with its blocks. */
 static bool team_bench_optimiser(team_bench *b)
 {
     tdm_optim_param params[16];
@@ -60,7 +60,7 @@ static bool team_bench_optimiser(team_bench *b)
     return b->optimiser != NULL;
 }
 
-/* The store, with the first values. */
+/* The parameter store, with initial values. */
 static bool team_bench_store(team_bench *b)
 {
     tdm_params_options o = {.graph = b->graph,
@@ -110,7 +110,7 @@ tdm_team_options team_bench_options(team_bench *b)
     return o;
 }
 
-/* Another model: its lanes meet, forward and backward. */
+/* Another model, whose lanes are summed in the middle of a pass, forward and backward. */
 static void team_bench_sync(team_bench *b)
 {
     b->layers[0] = (tdm_job_layer){.kind = TDM_JOB_LAYER_BATCH_NORM, .momentum = 0.1, .eps = 1e-5};

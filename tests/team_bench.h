@@ -1,8 +1,9 @@
 /*
- * team_bench.h: a team on the bench: a small model with made-up rows, and all that a team borrows.
+ * team_bench.h: a team with a small model and generated rows, and everything that a team borrows, for tests and
+ * benchmarks.
  *
- * A row's numbers are a function of the step and of its place in the batch, so every team of one
- * shape sees the same data, whatever rank fills it in. The bench itself allocates only when it is opened.
+ * The numbers of a row are a function of the step and of its position in the batch, so every team of one shape
+ * gets the same data, whichever rank fills it in. The bench itself allocates only when it is opened.
  */
 #ifndef TANDEM_TESTS_TEAM_BENCH_H
 #define TANDEM_TESTS_TEAM_BENCH_H
@@ -19,7 +20,7 @@
 
 enum { TEAM_BENCH_FEATURES = 7, TEAM_BENCH_CLASSES = 4 };
 
-/* What a test chooses; zero means the default. */
+/* Options of a test; zero means the default. */
 typedef struct team_shape {
     int64_t lanes;
     int zero;            /* parallel.zero */
@@ -31,11 +32,12 @@ typedef struct team_shape {
     int optim;   /* tdm_job_optim */
     int backend; /* tdm_job_backend */
     int numerics;
-    int threads; /* 0: as a job says that does not */
+    int threads; /* 0: the default of a job */
     double dropout;
     int64_t width; /* of the hidden layer; 0: 19 */
     bool poison;   /* a NaN in the last row of every batch */
-    float huge;    /* where not 0: the first feature of the last row, or with huge_rows of all */
+    /* if not 0: the first feature of the last row, or, with huge_rows, of all rows */
+    float huge;
     bool huge_rows;
     double clip_value;
     double clip_norm;
@@ -56,7 +58,7 @@ typedef struct team_bench {
     tdm_optimiser *optimiser;
     size_t param_extent, trained_extent;
     tdm_team *team;
-    uint64_t step; /* of the batch that is filled in */
+    uint64_t step; /* of the batch that is filled */
     int64_t batch;
 } team_bench;
 
@@ -73,11 +75,11 @@ bool team_bench_open(team_bench *b, const team_shape *shape);
 
 void team_bench_close(team_bench *b);
 
-/* Calls `fn` on that many ranks, which run side by side in a simulated world, each in separate
- * memory; with one rank without a world. */
+/* Calls `fn` on that many ranks, which run concurrently in a simulated world, each with separate memory; with
+ * one rank without a world. */
 void team_bench_on_ranks(int ranks, tdm_sim_fn fn, void *user);
 
-/* The numbers of two benches, where they are whole: parameters, states and averages. */
+/* Compares the numbers of two benches, if they are complete: parameters, states and averages. */
 bool team_bench_same(const team_bench *a, const team_bench *b);
 
 tdm_step_result team_bench_step(team_bench *b, uint64_t step, int64_t batch);

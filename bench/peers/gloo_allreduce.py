@@ -1,9 +1,9 @@
-"""What Gloo, through PyTorch, needs for an all-reduce of f32 between processes of this host.
+"""Measures an all-reduce of f32 by Gloo, through PyTorch, between processes of this host.
 
     gloo_allreduce.py --ranks N --sizes BYTES,BYTES,... [--seconds S]
 
-Measured as `tandem bench allreduce` does: in place, samples of some calls with a barrier before each,
-a sample's time is the slowest rank's, and the median of them counts. Prints one JSON object.
+Measures as `tandem bench allreduce` does: in place, samples of some calls with a barrier before each; the time
+of a sample is that of the slowest rank, and the median counts. Prints one JSON object.
 """
 
 import argparse
@@ -21,7 +21,7 @@ SAMPLE_S = 200e-6
 
 
 def agree(numbers):
-    """Rank 0's numbers, on all ranks."""
+    """The numbers of rank 0, on all ranks."""
     tensor = torch.tensor(numbers, dtype=torch.int64)
     dist.broadcast(tensor, 0)
     return tensor.tolist()

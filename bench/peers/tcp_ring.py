@@ -1,9 +1,9 @@
-"""What TCP carries between hosts when each sends to the next, all at once.
+"""Measures the rate of TCP if each host sends to the next, concurrently.
 
     tcp_ring.py INDEX COUNT SECONDS
 
-Runs on host INDEX of COUNT, whose addresses are 10.77.0.1, 10.77.0.2 and so on. Prints one JSON
-object: the bytes a second that arrived at this host, once the connection has come up to speed.
+Runs on host INDEX of COUNT, whose addresses are 10.77.0.1, 10.77.0.2 and so on. Prints one JSON object: the
+bytes per second that arrived at this host, once TCP has reached its full speed.
 """
 
 import json
@@ -13,7 +13,7 @@ import threading
 import time
 
 PORT = 19999
-START_S = 1.0  # to come up to speed
+START_S = 1.0  # until TCP has reached its full speed
 LIMIT_S = 30
 
 
@@ -35,7 +35,7 @@ def send(index, count):
             while time.monotonic() < end:
                 out.sendall(data)
         except OSError:
-            pass  # the other side has seen enough
+            pass  # the other side has finished
 
 
 def receive(link, seconds):
@@ -62,7 +62,7 @@ def main():
         link, _ = server.accept()
         link.settimeout(LIMIT_S)
         rate = receive(link, seconds)
-        time.sleep(1)  # the others may not be done: keep sending
+        time.sleep(1)  # the others may not have finished: keep sending
     print(json.dumps(dict(rate=rate)))
 
 

@@ -1,10 +1,10 @@
-"""One rank of PyTorch's DistributedDataParallel over Gloo: what a synchronous step takes there.
+"""One rank of PyTorch's DistributedDataParallel over Gloo: measures a synchronous step.
 
     torch_ddp.py MODEL --rank R --ranks N --master HOST:PORT --batch B [--threads T] [--seconds S]
 
-MODEL and its options are those of torch_step.py. B is the batch of all ranks together, of which each
-takes its part. The ranks agree on when to stop; rank 0 prints one JSON object: the median time of a
-step as rank 0 sees it, and the process's own peak of memory. All settings are PyTorch's defaults.
+MODEL and its options are those of torch_step.py. B is the batch of all ranks together, of which each takes its
+part. The ranks agree on when to stop; rank 0 prints one JSON object: its median time of a step, and the peak of
+memory of its process. All settings are PyTorch's defaults.
 """
 
 import json
@@ -22,7 +22,7 @@ LEAST_STEPS = 6
 
 
 def goes_on(times, begin, seconds, most):
-    """Whether there is another step: rank 0 looks at its clock, and all do as it says."""
+    """Whether there is another step: rank 0 reads its clock, and all ranks follow."""
     more = len(times) < LEAST_STEPS or (len(times) < most and time.perf_counter() - begin < seconds)
     word = torch.tensor([int(more)])
     dist.broadcast(word, 0)
@@ -64,7 +64,7 @@ def main():
             "threads": a.threads,
             "batch": whole,
             "steps": len(times),
-            "step_ms": 1e3 * statistics.median(times[2:]),  # the first two arrange the buckets
+            "step_ms": 1e3 * statistics.median(times[2:]),  # the first two determine the buckets
             "parameters": sum(q.numel() for q in bare.parameters()),
             "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
         }))

@@ -2,10 +2,10 @@
 
     torchrun ... torch_elastic.py MODEL --batch B --directory DIR --every K --steps S [--threads T]
 
-MODEL and its options are those of torch_step.py; the world comes from torchrun's environment. Rank 0 saves
-model and optimiser every K steps, to a temporary name that is renamed. After each step it appends a line to
-DIR/steps: the step, from 1, and the time on the system's monotonic clock; every rank leaves its process
-number in DIR/rank-R. From these files, bench/elastic computes how many seconds and steps a kill costs.
+MODEL and its options are those of torch_step.py; the world comes from torchrun's environment. Rank 0 saves model
+and optimiser every K steps, to a temporary name that is renamed. After each step it appends a line to DIR/steps:
+the step, from 1, and the time on the system's monotonic clock; every rank writes its process id to DIR/rank-R.
+From these files, bench/elastic computes how many seconds and steps a kill costs.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""What PyTorch needs for one training step of a model, on the same machine in the same sitting.
+"""Measures one training step of a model with PyTorch, on the same machine in the same session.
 
     torch_step.py MODEL --batch B --threads N [--steps K] [--seconds S] [--compile]
 
-MODEL is one of: mlp (784-128-10), cnn (two convolutions on 28 x 28), resnet18 (32 x 32 images),
-gpt (--layers, --width, --heads, --context, --vocabulary). The optimiser is AdamW throughout. Prints
-one JSON object: the median time of a step and the peak of resident memory.
+MODEL is one of: mlp (784-128-10), cnn (two convolutions on 28 x 28), resnet18 (32 x 32 images), gpt (--layers,
+--width, --heads, --context, --vocabulary). The optimiser is AdamW throughout. Prints one JSON object: the median
+time of a step and the peak of resident memory.
 """
 
 import argparse
@@ -28,7 +28,7 @@ class Block(nn.Module):
         self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attend, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.grow, self.shrink = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        # Not a buffer: ranks would exchange those, and Gloo knows no bool.
+        # Not a buffer: ranks would exchange it, and Gloo does not support bool.
         self.hidden = torch.triu(torch.ones(context, context, dtype=torch.bool), diagonal=1)
 
     def attention(self, x):

@@ -3,13 +3,13 @@
  *
  * A data set is a table in memory: `sample_count` rows of `feature_count` numbers, and a class for
  * each row; or a text: a row of tokens, whose samples are windows of `feature_count` tokens, and
- * whose classes are the tokens that follow. Files are read as hostile input: every length is checked before it is used, and an
- * error names the file and the line or byte. gzip is recognised by its first bytes, whatever the
- * name.
+ * whose classes are the tokens that follow. Files are read as hostile input: every length is checked
+ * before it is used, and an error names the file and the line or byte. gzip is recognised by its first
+ * bytes, whatever the name.
  *
  * The order of samples is a function of (seed, epoch, position) alone: a keyed permutation that is
- * evaluated position by position and holds no state, so any position of any epoch can be asked for
- * at any time, by any worker.
+ * evaluated position by position and holds no state, so any position of any epoch can be computed
+ * by any worker.
  */
 #ifndef TANDEM_DATA_H
 #define TANDEM_DATA_H
@@ -33,7 +33,7 @@ typedef enum tdm_data_header {
     TDM_DATA_HEADER_NO
 } tdm_data_header;
 
-/* What a data set is made of. ANY only in options. */
+/* The kind of a data set's samples. ANY is valid in options only. */
 typedef enum tdm_data_kind {
     TDM_DATA_KIND_ANY = 0,
     TDM_DATA_KIND_TABLE,
@@ -44,14 +44,14 @@ enum { TDM_DATA_DEFAULT_CONTEXT = 256 };
 
 /* How to read a file. Zero means the default everywhere. */
 typedef struct tdm_data_options {
-    const char *labels_path; /* IDX: the file of labels beside the images; NULL for none */
+    const char *labels_path; /* IDX: the file of labels for the images; NULL for none */
     int format;              /* tdm_data_format; AUTO looks at the bytes and for ".txt" */
     int kind;                /* tdm_data_kind: AUTO takes formats of this kind only */
     int header;           /* tdm_data_header; AUTO: a header when a cell of row 1 that should be a
                                 number is not */
     const char *label;    /* CSV: column name, number from 1, "first", "last" (default), "none" */
     char delimiter;       /* CSV; 0: ',' */
-    uint64_t limit_bytes; /* of the unpacked file; 0: 16 GiB. A defence against gzip bombs. */
+    uint64_t limit_bytes; /* of the unpacked file; 0: 16 GiB. Protects against gzip bombs. */
     /* The classes of the training set, so that a test file maps to the same numbers; a label (in a
      * text: a character) outside them is an error. NULL: the classes are those found in the file,
      * sorted (as numbers when all are numbers, else by bytes; characters by code point). IDX classes

@@ -281,8 +281,8 @@ typedef struct tdm_train_result {
  *
  * TDM_ERR_NO_MEMORY: the job needs more than tdm_memory_budget; checked when only the data is in memory and
  * nothing was written; the message has the numbers and lists settings that fit. TDM_ERR_DIVERGED: loss or gradient are
- * not finite and the job does not skip such steps, too many were skipped in a row, or the state itself is not
- * finite; the newest checkpoint is the last good state, and the message names the op that produced the first
+ * not finite and the job does not skip such steps, more steps in a row than allowed were skipped, or the state
+ * itself is not finite; the newest checkpoint is the last good state, and the message names the op that produced the first
  * non-finite value. TDM_ERR_JOB_MISMATCH: `resume` belongs to another job or other data. If the last
  * checkpoint cannot be written, its status is returned; if an earlier one cannot be written, a warning is
  * logged and training continues.

@@ -35,9 +35,10 @@ static const uint32_t first_words[WORDS] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 
 
 /* ---- sixteen blocks at once ------------------------------------------------------------------ */
 
-enum { XOR3 = 0x96, CHOOSE = 0xca, MAJORITY = 0xe8 }; /* as tables of three bits */
+enum { XOR3 = 0x96, CHOOSE = 0xca, MAJORITY = 0xe8 }; /* truth tables of three bits */
 
-/* From one block of each lane, with the bytes of a word turned round, to one word of all lanes. */
+/* Transposes: from one block per lane to one vector per word, which has that word of all lanes. Reverses the
+ * bytes of each word. */
 WIDE static inline void words_turn(__m512i w[LANES])
 {
     __m512i a[LANES], b[LANES];
@@ -77,7 +78,7 @@ WIDE static inline __m512i words_xor3(__m512i a, __m512i b, __m512i c)
     return _mm512_ternarylogic_epi32(a, b, c, XOR3);
 }
 
-/* The schedule's word for the round that is sixteen later. */
+/* The word of the message schedule for the round 16 rounds after word `i`. */
 WIDE static inline __m512i next_word(const __m512i w[LANES], int i)
 {
     __m512i old = w[(i + 1) % LANES], late = w[(i + 14) % LANES];
@@ -89,10 +90,11 @@ WIDE static inline __m512i next_word(const __m512i w[LANES], int i)
     return _mm512_add_epi32(_mm512_add_epi32(sum, s0), s1);
 }
 
-/* Round `i`: instead of moving eight words along, it takes them from places that move back. */
+/* Round `i`. The eight words are not moved from one place to the next; instead, the place of each word is
+ * one lower in each round. */
 WIDE static inline void turn_round(__m512i s[WORDS], __m512i word, int i)
 {
-    int k = WORDS - i % WORDS; /* so that s[k % 8] is 'a' */
+    int k = WORDS - i % WORDS; /* s[k % 8] is the word 'a' of this round */
     __m512i *a = &s[k % 8], *b = &s[(k + 1) % 8], *c = &s[(k + 2) % 8], *d = &s[(k + 3) % 8];
     __m512i *e = &s[(k + 4) % 8], *f = &s[(k + 5) % 8], *g = &s[(k + 6) % 8], *h = &s[(k + 7) % 8];
     __m512i s1 = words_xor3(_mm512_ror_epi32(*e, 6), _mm512_ror_epi32(*e, 11),
@@ -108,7 +110,7 @@ WIDE static inline void turn_round(__m512i s[WORDS], __m512i word, int i)
     *h = _mm512_add_epi32(*h, s0);
 }
 
-/* So many blocks of each lane, from its `from` on. */
+/* Adds `blocks` blocks of each lane, which begin at from[lane]. */
 WIDE static void add_blocks(uint32_t state[WORDS][LANES], const uint8_t *const from[LANES],
                             size_t blocks)
 {
@@ -130,14 +132,14 @@ WIDE static void add_blocks(uint32_t state[WORDS][LANES], const uint8_t *const f
 /* ---- lanes ----------------------------------------------------------------------------------- */
 
 typedef struct lane {
-    tdm_sha256_part *part; /* NULL: it has nothing to do */
+    tdm_sha256_part *part; /* NULL: the lane has no input */
     const uint8_t *next;
-    size_t blocks;  /* from there on */
-    bool is_at_end; /* these are the last, in `end` */
+    size_t blocks;  /* number of blocks from `next` on */
+    bool is_at_end; /* these blocks are the last ones, in `end` */
     uint8_t end[2 * BLOCK];
 } lane;
 
-/* The bytes behind the last whole block, a one, zeros, and the length in bits. */
+/* Builds the last blocks in `end`: the bytes after the last whole block, a one, zeros, and the length in bits. */
 static void block_pad(lane *l)
 {
     size_t count = l->part->count, rest = count % BLOCK;
@@ -159,7 +161,7 @@ static void put_digest(uint32_t state[WORDS][LANES], int at, char hex[TDM_SHA256
     hex[WORDS * 8] = '\0';
 }
 
-/* When a lane has come to the end of what it had: its next blocks, or the next piece. */
+/* Gives a lane that has finished its blocks new ones: the last blocks of its input, or the next input. */
 static void move_on(lane *l, uint32_t state[WORDS][LANES], int at, tdm_sha256_part **next,
                     const tdm_sha256_part *end)
 {
@@ -225,7 +227,7 @@ static void hash_together(tdm_sha256_part *parts, size_t count)
 
 #endif
 
-enum { WORTH_IT = 4 }; /* pieces: with fewer of them most lanes would be idle */
+enum { WORTH_IT = 4 }; /* inputs: with fewer of them, most lanes would be idle */
 
 tdm_status tdm_sha256_of_many(tdm_sha256_part *parts, size_t count)
 {

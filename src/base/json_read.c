@@ -163,13 +163,13 @@ static tdm_status read_escape(reader *r, char *out, size_t *out_length)
     r->at++;
     uint32_t c, low;
     TDM_TRY(read_hex4(r, &c));
-    if (c >= 0xdc00 && c <= 0xdfff) return fail_bad(r, "half of a surrogate pair");
+    if (c >= 0xdc00 && c <= 0xdfff) return fail_bad(r, "unpaired surrogate");
     if (c >= 0xd800 && c <= 0xdbff) {
         if (r->end - r->at < 2 || r->at[0] != '\\' || r->at[1] != 'u')
-            return fail_bad(r, "half of a surrogate pair");
+            return fail_bad(r, "unpaired surrogate");
         r->at += 2;
         TDM_TRY(read_hex4(r, &low));
-        if (low < 0xdc00 || low > 0xdfff) return fail_bad(r, "half of a surrogate pair");
+        if (low < 0xdc00 || low > 0xdfff) return fail_bad(r, "unpaired surrogate");
         c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
     }
     *out_length = encode_utf8(c, out);
@@ -271,7 +271,7 @@ static tdm_status read_container(reader *r, tdm_json *out)
         for (;;) {
             TDM_TRY(read_member(r, out, &tail));
             skip_space(r);
-            if (r->at == r->end) return fail_bad(r, "the text ends too early");
+            if (r->at == r->end) return fail_bad(r, "unexpected end of the text");
             char c = *r->at;
             if (c != ',' && c != close)
                 return fail_bad(r, close == '}' ? "expected ',' or '}'" : "expected ',' or ']'");
@@ -287,7 +287,7 @@ static tdm_status read_value(reader *r, tdm_json *out)
 {
     skip_space(r);
     out->offset = offset_of(r);
-    if (r->at == r->end) return fail_bad(r, "the text ends too early");
+    if (r->at == r->end) return fail_bad(r, "unexpected end of the text");
     switch (*r->at) {
     case '{':
     case '[': return read_container(r, out);
@@ -312,7 +312,7 @@ tdm_status tdm_json_parse(const char *bytes, size_t count, tdm_arena *arena, con
     if (!value) return no_memory(&r);
     TDM_TRY(read_value(&r, value));
     skip_space(&r);
-    if (r.at != r.end) return fail_bad(&r, "something follows the value");
+    if (r.at != r.end) return fail_bad(&r, "unexpected text after the value");
     *out = value;
     return TDM_OK;
 }

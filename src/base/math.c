@@ -85,7 +85,7 @@ double tdm_math_log(double x)
 
 /* ---- angles ---------------------------------------------------------------------------------- */
 
-/* Of high + low, which is at most pi / 4. */
+/* The sine of high + low, which is at most pi / 4. */
 static double sine_near_zero(double high, double low)
 {
     double z = high * high, v = z * high;
@@ -110,8 +110,8 @@ static double cosine_near_zero(double high, double low)
     return w + (((1.0 - w) - half) + (z * (z * r) - high * low));
 }
 
-/* x less n quarter turns, as a sum of two; n is whole. pi / 2 is taken in three parts, of which the
- * first two have 33 bits, so that their products with n are exact. */
+/* x - n * pi / 2 as the sum of two numbers, for the nearest whole n, which is returned. pi / 2 is split into
+ * three parts; the first two have 33 bits, so that their products with n are exact. */
 static int64_t quarter_turns(double x, double *high, double *low)
 {
     double n = (x * 6.36619772367581382433e-01 + TO_WHOLE) - TO_WHOLE;

@@ -171,7 +171,7 @@ const char *tdm_text_nearest(const char *word, size_t count, tdm_text_candidate_
             best = text;
         }
     }
-    /* A third of the letters may be wrong, and one always. */
+    /* Up to a third of the letters may be wrong, and at least one. */
     size_t allowed = strlen(word) / 3 > 1 ? strlen(word) / 3 : 1;
     return best_distance <= allowed ? best : NULL;
 }
@@ -186,7 +186,7 @@ const char *tdm_text_double(double value, char buffer[32])
         snprintf(buffer, 32, "%.*g", digits, value);
         if (strtod(buffer, NULL) == value) break;
     }
-    /* The process may have a locale in which the point is something else. */
+    /* The locale of the process may use another character as decimal point. */
     size_t sign_and_digits = strspn(buffer, "+-0123456789");
     size_t point = strcspn(buffer + sign_and_digits, "+-0123456789e");
     if (point > 0 && isfinite(value)) {

@@ -34,7 +34,7 @@
 /* Limit for all ranks of a host to request its shared memory, and for each answer. The ranks have found each other just
  * before, so they differ by the time to map memory, and by the delays of a busy host. */
 #define TDM__TIMING_SHM_JOIN_S 20.0
-/* Limit for the first message of a new connection: the process may be a stranger, and must not keep a place. */
+/* Limit for the first message of a new connection: an unauthenticated process must not occupy it for long. */
 #define TDM__TIMING_SHM_HELLO_S 3.0
 /* Time between two attempts to connect while the queue of the first rank's socket is full. */
 #define TDM__TIMING_SHM_CONNECT_RETRY_S 0.001

@@ -4,7 +4,7 @@
  * Four measurements, each for some seconds and each by the median of many runs, because a machine
  * has other load now and then: steps of a real team on the job's data; the ops of one lane, timed one by one;
  * the matrix products of the lane alone, by the same kernels with the same buffers; and the machine
- * itself. The products inside attention, which our kernel does not compute with oneDNN, are timed with
+ * itself. The products inside attention, which Tandem's kernel does not compute with oneDNN, are timed with
  * oneDNN in a separate graph.
  */
 #include "base/base.h"
@@ -376,7 +376,7 @@ static tdm_status product_time_cached(bench *b, known_times *known, const tdm_pr
         *out = known->seconds[k];
         return TDM_OK;
     }
-    TDM_TRY(product_time(b, kind, TDM_DTYPE_F32, out, err)); /* the type in our attention kernel */
+    TDM_TRY(product_time(b, kind, TDM_DTYPE_F32, out, err)); /* the type in the attention kernel */
     if (known->count == max) return TDM_OK;
     known->kinds[known->count] = *kind;
     known->seconds[known->count++] = *out;

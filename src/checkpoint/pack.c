@@ -46,7 +46,7 @@ static tdm_status without_zstd(const char *path, tdm_error *err)
 {
     return tdm_fail(err, TDM_ERR_UNSUPPORTED,
                     "%s: this build is without zstd; install libzstd-dev and build again, or "
-                    "unpack the file with 'zstd -d'",
+                    "decompress the file with 'zstd -d'",
                     path);
 }
 
@@ -164,7 +164,7 @@ static tdm_status write_batch(const packing *p, size_t frames, tdm_file_writer *
 {
     for (size_t i = 0; i < frames; i++) {
         if (p->sizes[i] == 0 || ZSTD_isError(p->sizes[i])) {
-            return tdm_fail(err, TDM_ERR_NO_MEMORY, "packing by zstd: %s",
+            return tdm_fail(err, TDM_ERR_NO_MEMORY, "zstd compression failed: %s",
                             p->sizes[i] ? ZSTD_getErrorName(p->sizes[i]) : "out of memory");
         }
         TDM_TRY(tdm_file_writer_write(out, p->packed + i * p->bound, p->sizes[i], err));
@@ -213,14 +213,14 @@ static tdm_status look_at(const uint8_t *bytes, size_t count, size_t at, const c
     size_t size = ZSTD_findFrameCompressedSize(bytes + at, count - at);
     if (ZSTD_isError(size) || size == 0 || size > count - at) {
         return tdm_fail(err, TDM_ERR_FORMAT,
-                        "%s: the packed bytes end or are damaged in the frame at byte %zu", name,
-                        at);
+                        "%s: the compressed data is truncated or damaged in the frame at byte %zu",
+                        name, at);
     }
     unsigned long long content = ZSTD_getFrameContentSize(bytes + at, size);
     if (content == ZSTD_CONTENTSIZE_UNKNOWN) {
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
-                        "%s: the frame at byte %zu does not say how much it holds; unpack the file "
-                        "with 'zstd -d'",
+                        "%s: the frame at byte %zu does not contain its size; decompress the "
+                        "file with 'zstd -d'",
                         name, at);
     }
     if (content == ZSTD_CONTENTSIZE_ERROR || content / MAX_BLOCK > size / MIN_BLOCK) {
@@ -268,8 +268,8 @@ static tdm_status check_room(const tdm__unpacking *u, tdm_error *err)
     tdm_os_memory_info(&memory);
     if (memory.available_bytes == 0 || u->plain <= memory.available_bytes) return TDM_OK;
     return tdm_fail(err, TDM_ERR_NO_MEMORY,
-                    "%s: its %zu bytes unpack to %zu, and memory has only %llu bytes free; unpack "
-                    "the file with 'zstd -d'",
+                    "%s: its %zu bytes decompress to %zu, but only %llu bytes of memory are "
+                    "free; decompress the file with 'zstd -d'",
                     u->name, u->count, u->plain, (unsigned long long)memory.available_bytes);
 }
 
@@ -318,7 +318,7 @@ tdm_status tdm__unpack_head(tdm__unpacking *u, size_t bytes, tdm_error *err)
     if (!stream) return tdm_fail_oom(err, "for %s", u->name);
     if (to.pos == to.size) return TDM_OK;
     return tdm_fail(err, TDM_ERR_CHECKSUM,
-                    "%s: its first bytes cannot be unpacked: the file was damaged or changed; "
+                    "%s: its first bytes cannot be decompressed: the file was damaged or changed; "
                     "remove it and resume from an older checkpoint",
                     u->name);
 }
@@ -340,7 +340,7 @@ tdm_status tdm__unpack_rest(tdm__unpacking *u, tdm_pages *out, tdm_error *err)
     size_t bad = atomic_load(&u->bad);
     if (bad > 0)
         return tdm_fail(err, TDM_ERR_CHECKSUM,
-                        "%s: the frame at byte %zu cannot be unpacked: the file was damaged or "
+                        "%s: the frame at byte %zu cannot be decompressed: the file was damaged or "
                         "changed; remove it and resume from an older checkpoint",
                         u->name, u->frames[bad - 1].from);
     *out = u->pages;

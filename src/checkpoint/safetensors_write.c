@@ -8,11 +8,11 @@
  *   3. The format allows no holes, so the data are ordered by element size, largest first, then by
  *      name: every tensor then begins at a multiple of its element size, without any padding.
  * Before anything is written, the header is read back and compared: a name that JSON cannot represent
- * (text that is not UTF-8) is an error, and never a file that says something else.
+ * (text that is not UTF-8) is an error, so a file never contains another name.
  *
- * Every byte has its place from the beginning, so tensors may be written in any order and in pieces.
- * The header comes last, into the room that was left for it: what it says may then depend on the data.
- * A name that ends in ".zst" asks for a packed file (pack.c): it is packed when all of it is there.
+ * The offset of every byte is known from the start, so tensors may be written in any order and in
+ * pieces. The header is written last, into space that was reserved for it, so its texts may depend on
+ * the data. If the file name ends in ".zst", the complete file is compressed at the end (pack.c).
  */
 #include "base/base.h"
 #include "checkpoint/internal.h"
@@ -23,7 +23,7 @@
 
 #define DATA_ALIGN 64
 
-/* A tensor and its place in the data. */
+/* A tensor and its range in the data. */
 typedef struct slot {
     const tdm_named_tensor *item;
     uint64_t begin;
@@ -102,7 +102,8 @@ static tdm_status layout_init(layout *plan, const tdm_named_tensor *tensors, siz
     }
     for (size_t i = 0; i < tensor_count; i++) {
         if (strcmp(sorted[i]->name, TDM__METADATA_KEY) != 0) continue;
-        status = tdm_fail(err, TDM_ERR_INVALID, "a tensor cannot be called %s", TDM__METADATA_KEY);
+        status = tdm_fail(err, TDM_ERR_INVALID, "a tensor cannot have the name %s",
+                          TDM__METADATA_KEY);
         goto release;
     }
     status = place_slots(plan, sorted, err);
@@ -315,7 +316,7 @@ static tdm_status put_header(tdm__safetensors_writer *writer, tdm_error *err)
     tdm_status status = make_header(&writer->plan, &header, err);
     if (status == TDM_OK && header.length != writer->header_bytes) {
         status = tdm_fail(err, TDM_ERR_INTERNAL,
-                          "the header was to have %zu bytes, and has %zu: its texts have changed",
+                          "the header should have %zu bytes, but has %zu: its texts have changed",
                           writer->header_bytes, header.length);
     }
     if (status == TDM_OK) {

@@ -199,7 +199,7 @@ tdm_status tdm_state_hasher_accept(tdm_state_hasher *hasher, size_t chunk,
     size_t count = hasher->first[hasher->count];
     if (chunk >= count || strnlen(hex, TDM_SHA256_HEX) != TDM_SHA256_HEX - 1) {
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "chunk %zu of %zu of a state: there is none, or its hash is none", chunk,
+                        "chunk %zu of %zu of a state does not exist, or its hash is invalid", chunk,
                         count);
     }
     memcpy(hasher->digests[chunk], hex, TDM_SHA256_HEX);

@@ -80,7 +80,7 @@ tdm_status tdm__tensors_in_order(const tdm_named_tensor *tensors, size_t count, 
     qsort(sorted, count, sizeof(*sorted), compare_tensors);
     for (size_t i = 1; i < count; i++) {
         if (strcmp(sorted[i - 1]->name, sorted[i]->name) != 0) continue;
-        tdm_status status = tdm_fail(err, TDM_ERR_INVALID, "two tensors are called '%.200s'",
+        tdm_status status = tdm_fail(err, TDM_ERR_INVALID, "two tensors have the name '%.200s'",
                                      sorted[i]->name);
         free(sorted);
         return status;

@@ -190,7 +190,7 @@ const char *tdm__classes_hint(const tdm__classes *classes, const char *text, siz
     const char *nearest = tdm_text_nearest(tdm__text_show(text, length, word),
                                            (size_t)classes->count, class_candidate, classes);
     if (nearest)
-        snprintf(buffer, 128, "; perhaps '%s' is meant",
+        snprintf(buffer, 128, "; did you mean '%s'?",
                  tdm__text_show(nearest, strlen(nearest), shown));
     return buffer;
 }

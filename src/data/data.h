@@ -49,7 +49,7 @@ tdm_status tdm_vocabulary_encode(const tdm_vocabulary *vocabulary, const char *n
                                  tdm_error *err);
 int64_t tdm_vocabulary_count(const tdm_vocabulary *vocabulary);
 
-/* The library that unpacks gzip: "zlib 1.2.13". Returns `buffer`. */
+/* The library that decompresses gzip: "zlib 1.2.13". Returns `buffer`. */
 const char *tdm_data_library(char buffer[TDM_LIBRARY_BYTES]);
 
 #endif

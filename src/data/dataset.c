@@ -36,7 +36,7 @@ static tdm_status make_plain(const char *name, const void *bytes, size_t count, 
         if (plain.count == 0) {
             free(plain.owned);
             return tdm_fail(err, TDM_ERR_FORMAT,
-                            "%s: the file is empty once unpacked; data was expected", name);
+                            "%s: the file is empty after decompression; data was expected", name);
         }
     } else if (count > limit) {
         return tdm_fail(err, TDM_ERR_RANGE,

@@ -45,15 +45,15 @@ static tdm_status output_grow(unpacker *u, tdm_error *err)
 {
     if (u->output_capacity >= u->limit_bytes) {
         return tdm_fail(err, TDM_ERR_RANGE,
-                        "%s: unpacks to more than the limit of %llu bytes; is it what it "
-                        "should be?",
+                        "%s: decompresses to more than the limit of %llu bytes; check the file, "
+                        "or split it",
                         u->name, (unsigned long long)u->limit_bytes);
     }
     uint64_t wanted = u->output_capacity ? (uint64_t)u->output_capacity * 2 : FIRST_BLOCK_BYTES;
     if (wanted > u->limit_bytes) wanted = u->limit_bytes;
     uint8_t *block = wanted <= SIZE_MAX ? realloc(u->output, (size_t)wanted) : NULL;
     if (!block)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory to unpack %llu bytes", u->name,
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory to decompress %llu bytes", u->name,
                         (unsigned long long)wanted);
     u->output = block;
     u->output_capacity = (size_t)wanted;
@@ -63,7 +63,8 @@ static tdm_status output_grow(unpacker *u, tdm_error *err)
 static tdm_status fail_truncated(const unpacker *u, tdm_error *err)
 {
     return tdm_fail(err, TDM_ERR_FORMAT,
-                    "%s: the gzip file is cut off after %zu bytes (%zu unpacked); fetch it again",
+                    "%s: the gzip file is truncated after %zu bytes (%zu decompressed); download "
+                    "it again",
                     u->name, u->input_count, u->output_count);
 }
 
@@ -93,14 +94,14 @@ static tdm_status inflate_some(unpacker *u, int *out_code, tdm_error *err)
     if (full && made > 0) return output_grow(u, err); /* reports that the limit is exceeded */
     u->output_count += made;
 
-    if (code == Z_MEM_ERROR) return tdm_fail_oom(err, "to unpack (%s)", u->name);
+    if (code == Z_MEM_ERROR) return tdm_fail_oom(err, "to decompress (%s)", u->name);
     if (code == Z_BUF_ERROR || (code == Z_OK && taken == 0 && made == 0))
         return fail_truncated(u,
                               err); /* no progress although there is space: the input has ended */
     if (code != Z_OK && code != Z_STREAM_END)
         return tdm_fail(err, TDM_ERR_FORMAT,
-                        "%s: the gzip file is damaged near byte %zu (%s); fetch it again", u->name,
-                        u->input_used, u->stream.msg ? u->stream.msg : "bad data");
+                        "%s: the gzip file is damaged near byte %zu (%s); download it again",
+                        u->name, u->input_used, u->stream.msg ? u->stream.msg : "bad data");
     *out_code = code;
     return TDM_OK;
 }
@@ -143,7 +144,8 @@ tdm_status tdm__gzip_unpack(const char *name, const uint8_t *bytes, size_t count
                             tdm_error *err)
 {
     unpacker u = {.name = name, .input = bytes, .input_count = count, .limit_bytes = limit_bytes};
-    if (inflateInit2(&u.stream, 15 + 16) != Z_OK) return tdm_fail_oom(err, "to unpack (%s)", name);
+    if (inflateInit2(&u.stream, 15 + 16) != Z_OK)
+        return tdm_fail_oom(err, "to decompress (%s)", name);
     tdm_status status = output_grow(&u, err);
     if (status == TDM_OK) status = unpack_members(&u, err);
     inflateEnd(&u.stream);

@@ -133,7 +133,7 @@ tdm_status tdm__classes_number(tdm__classes *classes, const char *text, size_t l
                                int32_t *out);
 /* Computes the final order: `numbers` [count] gets the new numbers, and the names are sorted. */
 tdm_status tdm__classes_sort(tdm__classes *classes, int32_t *numbers, tdm_error *err);
-/* "; perhaps 'setosa' is meant" if a class has a similar name; else "". Returns `buffer`. */
+/* "; did you mean 'setosa'?" if a class has a similar name; else "". Returns `buffer`. */
 const char *tdm__classes_hint(const tdm__classes *classes, const char *text, size_t length,
                               char buffer[128]);
 

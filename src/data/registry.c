@@ -42,7 +42,7 @@ tdm_status tdm__data_format_find(const tdm__data_source *source, const tdm_data_
     }
     if (tdm__gzip_sniff(source->bytes, source->count))
         return tdm_fail(err, TDM_ERR_FORMAT,
-                        "%s: packed by gzip twice; unpack it once (gzip -d) before use",
+                        "%s: compressed by gzip twice; decompress it once (gzip -d) before use",
                         source->name);
     return tdm_fail(err, TDM_ERR_FORMAT,
                     "%s: neither CSV (it has NUL bytes, so it is not text) nor IDX (its first four "

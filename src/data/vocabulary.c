@@ -156,9 +156,7 @@ static tdm_status table_fill(tdm_vocabulary *v, const char *const *characters, t
         TDM_TRY(code_of(characters[i], i, &code, err));
         if (v->token_of[code] >= 0)
             return tdm_fail(err, TDM_ERR_INVALID,
-                            "the character U+%04X stands twice in the "
-                            "vocabulary",
-                            (unsigned)code);
+                            "the vocabulary contains the character U+%04X twice", (unsigned)code);
         v->token_of[code] = (int32_t)i;
     }
     return TDM_OK;
@@ -202,8 +200,8 @@ static tdm_status fail_unknown(const tdm_vocabulary *v, const walk *w, uint32_t 
     char text[5], shown[TDM__SHOW_BYTES];
     size_t length = text_encode(code, text);
     return tdm_fail(err, TDM_ERR_FORMAT,
-                    "%s: line %llu: the character '%s' (U+%04X) is none of the %lld in the "
-                    "vocabulary, which are those of the training data",
+                    "%s: line %llu: the character '%s' (U+%04X) is not one of the %lld in the "
+                    "vocabulary of the training data",
                     w->source->name, (unsigned long long)w->line,
                     tdm__text_show(text, length, shown), (unsigned)code, (long long)v->count);
 }

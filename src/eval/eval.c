@@ -1,16 +1,16 @@
 /*
- * eval.c: inference in batches, and the metrics of classification. A model of tokens classifies each
- * place of its window: a sample then has as many targets as it has tokens.
+ * eval.c: inference in batches, and the metrics of classification. A token model predicts a token at
+ * each position of its window: a sample then has as many targets as it has tokens.
  *
- * A predictor has one plan for its full batch; a last, shorter batch runs in the same plan with the
- * spare rows zeroed (a run leaves anything there, and not anything is a token), and only the rows
- * asked for are looked at. Rows do not influence each other, so that is exact.
+ * A predictor has one plan, for its full batch. A last, shorter batch runs in the same plan: the input
+ * of the unused rows is set to zero, because the plan may have overwritten it with bits that are not
+ * valid tokens, and the results of these rows are ignored. Rows do not affect each other, so the
+ * results are exact.
  *
- * Batches are dealt out to ranks like cards: batch b to rank b % N, in round b / N. Every rank takes
- * part in every round, with nothing to run where there are no batches left, so that all go through
- * the same sequence. Each rank keeps one record of what its batches gave; the records are gathered and
- * merged. Sums of losses are exact (exact_sum.h), so metrics depend neither on the size of batches nor
- * on N.
+ * With N ranks, rank b % N evaluates batch b, in round b / N. Every rank takes part in every round, also
+ * without a batch, so that all ranks make the same collective calls. Each rank adds the results of its
+ * batches to one record; the records are gathered and merged. Sums of losses are exact (exact_sum.h), so
+ * metrics depend neither on the size of batches nor on N.
  */
 #include "nn/nn.h"
 #include <tandem/os.h>
@@ -33,16 +33,16 @@ struct tdm_predictor {
     int64_t target_count; /* of a sample */
     int64_t V;            /* logits of a target: class_count, or more */
     int64_t *indices;
-    int32_t *classes; /* the truth, when a data set is evaluated */
+    int32_t *classes; /* the true classes, if a data set is evaluated */
     void *x;
-    size_t x_bytes; /* of a row; f32 and i32 have zero in common */
+    size_t x_bytes; /* of a row; all bits 0 mean zero in f32 and in i32 */
     const float *logits;
     const float *probabilities;
-    tdm_predictor_run_fn run; /* NULL: the plan runs by itself */
+    tdm_predictor_run_fn run; /* NULL: tdm_plan_run */
     void *run_user;
 };
 
-/* What batches gave. Doubles all, so that records travel as an array of them; counts are exact. */
+/* The results of batches. All fields are doubles, so that a record can be sent as an array; counts are exact. */
 typedef struct record {
     tdm__exact_sum loss; /* of the targets whose loss is finite */
     double infinite, correct, bad;
@@ -153,7 +153,7 @@ bool tdm_all_finite(const float *values, int64_t count)
     return true;
 }
 
-/* Whether softmax makes probabilities of them. A class that is masked has -infinity, and none. */
+/* Whether softmax gives valid probabilities. -infinity excludes a class, but not all of them. */
 static bool has_softmax(const float *logits, int64_t count)
 {
     bool any = false;
@@ -195,8 +195,7 @@ static void record_loss(record *r, double loss)
         r->infinite++;
 }
 
-/* Runs batch number `index`; adds what it gave to the record and, when that is not NULL, to
- * `confusion`. */
+/* Runs batch number `index`; adds its results to the record and, if that is not NULL, to `confusion`. */
 static tdm_status measure_batch(tdm_predictor *p, const tdm_dataset *dataset, int64_t index,
                                 record *r, int64_t *confusion, tdm_error *err)
 {
@@ -251,7 +250,7 @@ tdm_metrics tdm_evaluate(tdm_predictor *predictor, const tdm_dataset *dataset, i
     return metrics_of(predictor, dataset, &sum);
 }
 
-/* This rank's rounds: its batches into its own record, and a pass where it has none. */
+/* Executes the rounds of this rank: its batches, and in a round without one only run(), for its collectives. */
 static tdm_status run_rounds(tdm_predictor *p, const tdm_dataset *dataset, int rank, int size,
                              int64_t rounds, record *own, tdm_error *err)
 {
@@ -273,7 +272,7 @@ tdm_status tdm_evaluate_together(tdm_predictor *predictor, const tdm_dataset *da
     int64_t rounds = (batch_count(predictor, dataset) + size - 1) / size;
     size_t count = (size_t)size;
     record *records = calloc(count, sizeof(*records)), sum = {0};
-    /* A rank without memory leaves, and the others learn of it: by its end, or by their deadline. */
+    /* This rank then does not take part; the others detect that by its exit or by their deadline. */
     if (!records) return tdm_fail_oom(err, "for %zu records", count);
     tdm_status status = run_rounds(predictor, dataset, rank, size, rounds, &records[rank], err);
     if (status == TDM_OK && size > 1)

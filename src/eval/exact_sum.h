@@ -10,7 +10,7 @@
 
 enum { TDM__EXACT_LIMBS = 8 };
 
-/* Zero-initialised: 0. Whole numbers all; those but the last are in [0, 2^32). */
+/* Zero-initialised: 0. All limbs are whole numbers; all but the last are in [0, 2^32). */
 typedef struct tdm__exact_sum {
     double limb[TDM__EXACT_LIMBS];
 } tdm__exact_sum;

@@ -25,8 +25,8 @@
  *      AGREE -> END          epoch_agree       there is a verdict; this member is fenced, dismissed
  *                                              or refused; too few members; the store is lost
  *      TAKE_PART -> AGREE    epoch_take_part   the epoch has failed, or its members regroup
- *      TAKE_PART -> END      epoch_take_part   the run is done or has failed, too many epochs have
- *                                              failed, or the store is lost
+ *      TAKE_PART -> END      epoch_take_part   the run is done or has failed, more epochs than
+ *                                              allowed have failed, or the store is lost
  *
  * Invariants: `enter` is called only for the epoch that was current in the last view and contains
  * this member; a report is written only after `leave`; no epoch is entered twice.

@@ -67,7 +67,7 @@ static void read_model(char *out, size_t out_bytes)
     snprintf(out, out_bytes, "unknown");
     if (!tdm__proc_read("/proc/cpuinfo", text, sizeof(text))) return;
     const char *line = strstr(text, "model name");
-    if (!line) line = strstr(text, "Model\t"); /* some ARM kernels */
+    if (!line) line = strstr(text, "Model\t"); /* the name of the field in some ARM kernels */
     const char *colon = line ? strchr(line, ':') : NULL;
     if (!colon) return;
     colon += 1 + strspn(colon + 1, " \t");

@@ -20,7 +20,7 @@ static void add_feature(tdm_cpu_info *out, const char *name)
 
 #include <cpuid.h>
 
-/* Where a feature's bit stands: one word of a CPUID leaf. */
+/* The words of CPUID leaves that contain the bits of features. */
 enum word { LEAF1_ECX, LEAF7_EBX, LEAF7_ECX, LEAF7_EDX, LEAF7_1_EAX, EXT1_ECX, WORD_COUNT };
 
 /* Registers the system must save: none beyond SSE, AVX's, AVX-512's, AMX's. */
@@ -31,7 +31,7 @@ static const struct feature {
     enum word word;
     unsigned bit;
     uint64_t xcr0;
-    int level; /* the psABI level that demands it; 0 for none */
+    int level; /* the psABI level that requires it; 0 for none */
     bool shown;
 } feature_table[] = {
     {"sse3", LEAF1_ECX, 0, 0, 2, false},

@@ -18,7 +18,7 @@ void tdm__close_quietly(int fd)
 static const struct {
     int error_number;
     tdm_status status;
-    const char *advice; /* NULL when the reason says it all */
+    const char *advice; /* NULL if the reason is sufficient */
 } errno_table[] = {
     {ENOENT, TDM_ERR_NOT_FOUND, NULL},
     {ENOTDIR, TDM_ERR_NOT_FOUND, NULL},

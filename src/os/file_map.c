@@ -17,7 +17,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* False, with the reason in errno. Where the file system cannot take space it gets written to. */
+/* Allocates disk space for a part of the file. False, with the reason in errno, if that fails. If the file
+ * system cannot allocate space, zeros are written. */
 static bool take_space(int fd, const tdm_file_part *part)
 {
     if (part->count == 0) return true;

@@ -35,11 +35,12 @@ static tdm_status fail_kind(const char *path, mode_t mode, tdm_error *err)
                     kind);
 }
 
-/* Reads to the end, whatever size the system promised. */
+/* Reads to the end of the file, whose size may differ from `expected`. */
 static tdm_status read_all(int fd, const char *path, size_t expected, uint64_t limit,
                            tdm_file_bytes *out, tdm_error *err)
 {
-    size_t capacity = expected + 1 < 4096 ? 4096 : expected + 1; /* one more, to meet the end */
+    /* One more byte than expected, to detect the end. */
+    size_t capacity = expected + 1 < 4096 ? 4096 : expected + 1;
     size_t count = 0;
     tdm_status status = TDM_OK;
     uint8_t *data = malloc(capacity);
@@ -105,7 +106,7 @@ tdm_status tdm_file_read(const char *path, uint64_t limit_bytes, tdm_file_bytes 
         } while (fd < 0 && errno == EINTR);
     }
     if (fd < 0) {
-        struct stat info; /* a socket cannot be opened at all: say what it is */
+        struct stat info; /* a socket cannot be opened: the message names its type */
         int kept = errno;
         if (kept == ENXIO && stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
             return fail_kind(path, info.st_mode, err);

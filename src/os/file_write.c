@@ -30,18 +30,18 @@
 
 #define TEMPORARY_TRIES 1000
 #define DIRECT_ALIGN ((size_t)TDM_FILE_ALIGN)
-#define MIN_DIRECT ((size_t)256 * 1024) /* smaller ones are no burden to the cache */
+#define MIN_DIRECT ((size_t)256 * 1024) /* smaller pieces take little of the page cache */
 #define NAME_BYTES 256                  /* NAME_MAX and the terminator */
 
 struct tdm_file_writer {
     char *path;       /* as given, for messages */
     const char *name; /* the last component, in `path` */
     char temporary[NAME_BYTES];
-    bool joined; /* the file is another process's */
+    bool joined; /* another process has created the file */
     int directory_fd;
     int fd;
-    int direct_fd;  /* the same file, past the page cache; -1: not opened yet, or not to be had */
-    bool no_direct; /* it is not to be had */
+    int direct_fd;  /* the same file, opened for direct I/O; -1: not opened yet, or not available */
+    bool no_direct; /* direct I/O is not available */
 };
 
 static void writer_free(tdm_file_writer *writer)
@@ -60,7 +60,8 @@ static int open_directory(const tdm_file_writer *writer)
     if (tdm__os_test_file_fails(TDM_FAULT_OPEN)) return -1;
     size_t length = (size_t)(writer->name - writer->path);
     if (length == 0) return open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    char *directory = strndup(writer->path, length); /* with its last slash, right for "/" too */
+    /* With its last slash, so that "/" works as well. */
+    char *directory = strndup(writer->path, length);
     if (!directory) {
         errno = ENOMEM;
         return -1;
@@ -175,7 +176,7 @@ tdm_status tdm_file_writer_join(const char *temporary, tdm_file_writer **out, td
 
 /* ---- write ----------------------------------------------------------------------------------- */
 
-/* One system call's worth, at `offset` or (-1) where the last one ended. */
+/* Writes with one system call, at `offset`, or (-1) at the file position. */
 static ssize_t write_some(int fd, const void *bytes, size_t count, off_t offset)
 {
     if (tdm__os_test_file_fails(TDM_FAULT_WRITE)) return -1;
@@ -183,7 +184,7 @@ static ssize_t write_some(int fd, const void *bytes, size_t count, off_t offset)
     do {
         written = offset < 0 ? write(fd, bytes, count) : pwrite(fd, bytes, count, offset);
     } while (written < 0 && errno == EINTR);
-    if (written == 0) errno = EIO; /* no progress and no reason */
+    if (written == 0) errno = EIO; /* the call made no progress and gave no reason */
     return written;
 }
 
@@ -200,21 +201,23 @@ tdm_status tdm_file_writer_write(tdm_file_writer *writer, const void *bytes, siz
     return TDM_OK;
 }
 
-/* Opens the file once more. Where the file system does not want that, all goes the usual way. */
+/* Opens the file a second time, for direct I/O. If the file system does not support that, everything is written
+ * through the page cache. */
 static bool has_direct(tdm_file_writer *writer)
 {
     if (writer->direct_fd >= 0) return true;
     if (writer->no_direct) return false;
     char link[64];
     snprintf(link, sizeof(link), "/proc/self/fd/%d", writer->fd);
-    /* Larger pages could hold bytes of both ways. */
+    /* A larger page could contain bytes of direct and of cached writes. */
     if (sysconf(_SC_PAGESIZE) <= (long)DIRECT_ALIGN)
         writer->direct_fd = open(link, O_WRONLY | O_CLOEXEC | O_DIRECT);
     writer->no_direct = writer->direct_fd < 0;
     return !writer->no_direct;
 }
 
-/* Which of `count` bytes can go directly: *first of them before it. 0: none. */
+/* The number of bytes, of `count`, that can be written directly; *first is the number of bytes before them.
+ * 0: none. */
 static size_t direct_part(uint64_t offset, const uint8_t *bytes, size_t count, size_t *first)
 {
     size_t inside = (size_t)(offset % DIRECT_ALIGN);
@@ -236,7 +239,8 @@ static tdm_status put_at(tdm_file_writer *writer, uint64_t offset, const uint8_t
     return TDM_OK;
 }
 
-/* Whole blocks; those that do not get through directly go the usual way, without a word. */
+/* Writes whole blocks directly. If a direct write fails, the rest is written through the page cache, without a
+ * message. */
 static tdm_status put_blocks(tdm_file_writer *writer, uint64_t offset, const uint8_t *next,
                              size_t count, tdm_error *err)
 {
@@ -294,7 +298,7 @@ tdm_status tdm_file_writer_sync(tdm_file_writer *writer, tdm_error *err)
     return sync_fd(writer->fd) ? TDM_OK : tdm_os_fail(err, "cannot sync", writer->path);
 }
 
-/* How the new file came to its name, and so how to undo it. */
+/* How the new file got its name, which determines how to undo that. */
 typedef enum placement { PLACED_NOT, PLACED_FRESH, PLACED_EXCHANGED, PLACED_OVER } placement;
 
 static placement file_place(const tdm_file_writer *writer)
@@ -322,7 +326,7 @@ static placement file_place(const tdm_file_writer *writer)
                                                                                 : PLACED_NOT;
 }
 
-/* Puts the names back as they were. False when that is impossible. errno is kept. */
+/* Restores the old names. False if that is impossible. Keeps errno. */
 static bool file_unplace(const tdm_file_writer *writer, placement placed)
 {
     int kept = errno;
@@ -357,7 +361,8 @@ static tdm_status writer_commit(tdm_file_writer *writer, tdm_error *err)
 tdm_status tdm_file_writer_commit(tdm_file_writer *writer, tdm_error *err)
 {
     tdm_status status = writer_commit(writer, err);
-    /* Now the temporary name leads to the file that lost, the old or the new; or to nothing. */
+    /* Now the temporary name, if it still exists, refers to the file that is not needed: the old one after a
+     * success, otherwise the new one. */
     unlinkat(writer->directory_fd, writer->temporary, 0);
     writer_free(writer);
     return status;
@@ -367,7 +372,7 @@ void tdm_file_writer_abandon(tdm_file_writer *writer)
 {
     if (!writer) return;
     struct stat mine, there;
-    /* Somebody may have tidied up, and another writer may have taken the name since. */
+    /* Another process may have removed the file, and another writer may use the name now. */
     if (!writer->joined && fstat(writer->fd, &mine) == 0 &&
         fstatat(writer->directory_fd, writer->temporary, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
         mine.st_ino == there.st_ino && mine.st_dev == there.st_dev) {

@@ -29,8 +29,8 @@ tdm_status tdm__shared_lock_init(tdm__shared_lock *lock, tdm_error *err)
                     strerror(failed));
 }
 
-/* The time at which this process started must be known before it can be stopped with the lock. A process that
- * was forked after the last call has another number, and looks itself up again. */
+/* The start time of this process, read before it takes the lock: it may be stopped while it holds it. A process
+ * that was forked after the last call has another id, so its start time is read again. */
 static uint64_t owner_started(tdm__lock_owner *owner)
 {
     if (atomic_load(&owner->process) != (int64_t)getpid()) {
@@ -63,7 +63,7 @@ static void lock_kill_stopped_holder(const tdm__shared_lock *lock, const char *w
     tdm_process_info info;
     if (holder == (int64_t)getpid() || !tdm_os_process(holder, &info) || !info.is_stopped) return;
 
-    /* If it is the holder now as well, it was stopped with the lock. */
+    /* If it is still the holder, it was stopped while it held the lock. */
     if (atomic_load(&lock->holder) != holder || !tdm_os_end_stopped(holder, started)) return;
     tdm_log(TDM_LOG_WARN, "os",
             "killed process %lld, which was stopped while it held the lock of %s; the other "

@@ -16,19 +16,19 @@
 /* In shared memory. */
 typedef struct tdm__shared_lock {
     pthread_mutex_t mutex;           /* robust */
-    _Atomic int64_t holder;          /* the process that holds it; 0: none, as far as known */
-    _Atomic uint64_t holder_started; /* when that process started: process numbers are used again */
+    _Atomic int64_t holder;          /* id of the process that holds it; 0: none is known */
+    _Atomic uint64_t holder_started; /* start time of that process: process ids are reused */
 } tdm__shared_lock;
 
-/* This process, as it enters itself into a lock. In its own memory; all zeros at first. */
+/* The id and the start time that this process stores in a lock. In private memory; initially zero. */
 typedef struct tdm__lock_owner {
     _Atomic int64_t process;
     _Atomic uint64_t started;
 } tdm__lock_owner;
 
 tdm_status tdm__shared_lock_init(tdm__shared_lock *lock, tdm_error *err);
-/* `what` names the thing that the lock protects, for messages. TDM_ERR_TIMEOUT: it was not free in time.
- * TDM_ERR_FORMAT: it is damaged. */
+/* `what` names what the lock protects, for messages. TDM_ERR_TIMEOUT: another process held the lock for the
+ * whole time. TDM_ERR_FORMAT: the lock is damaged. */
 tdm_status tdm__shared_lock_take(tdm__shared_lock *lock, tdm__lock_owner *owner, double timeout_s,
                                  const char *what, tdm_error *err);
 void tdm__shared_lock_give(tdm__shared_lock *lock);

@@ -75,7 +75,7 @@ uint64_t tdm_os_peak_resident_bytes(void)
         tdm__proc_number(text, "VmHWM:", &kib)) {
         return kib * 1024;
     }
-    struct rusage usage; /* may count what the process was before exec: second best */
+    struct rusage usage; /* less exact: it may include the program before exec */
     return getrusage(RUSAGE_SELF, &usage) == 0 ? (uint64_t)usage.ru_maxrss * 1024 : 0;
 }
 

@@ -86,7 +86,7 @@ void tdm_pages_populate(const tdm_pages *pages)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     volatile uint8_t *bytes = pages->data;
-    /* In slices: others that want to map something wait for one of them at most. */
+    /* In slices, so that another thread that maps memory waits for one slice at most. */
     for (size_t at = 0; at < pages->bytes; at += HUGE_BYTES) {
         size_t count = pages->bytes - at < HUGE_BYTES ? pages->bytes - at : HUGE_BYTES;
         if (madvise((uint8_t *)pages->data + at, count, MADV_POPULATE_WRITE) == 0) continue;

@@ -38,7 +38,7 @@ static tdm_status make_one(const char *path, tdm_error *err)
 {
     if (mkdir(path, 0777) == 0) return TDM_OK;
     int kept = errno;
-    if (tdm_path_is_dir(path)) return TDM_OK; /* also where mkdir is not even allowed */
+    if (tdm_path_is_dir(path)) return TDM_OK; /* errno may also be EROFS or EACCES */
     if (kept == EEXIST) {
         return tdm_fail(err, TDM_ERR_EXISTS,
                         "cannot create directory %s: a file with this name exists", path);
@@ -72,7 +72,7 @@ static int compare_names(const void *a, const void *b)
 }
 
 typedef struct name_list {
-    const char **names; /* malloc'ed; the texts come from the arena */
+    const char **names; /* from malloc; the texts are in the arena */
     size_t count;
     size_t capacity;
 } name_list;

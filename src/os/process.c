@@ -24,8 +24,8 @@ bool tdm_os_process(int64_t process, tdm_process_info *out)
     char path[64], text[1024];
     snprintf(path, sizeof(path), "/proc/%lld/stat", (long long)process);
     if (process <= 0 || !tdm__proc_read(path, text, sizeof(text))) return false;
-    /* The name, in brackets, may hold anything; the state is field 3, CPU time fields 14 and 15, the start
-     * field 22. */
+    /* The name, in brackets, may contain any character. The state is field 3, CPU time is in fields 14 and 15,
+     * the start time is field 22. */
     const char *at = strrchr(text, ')');
     if (!at || at[1] != ' ') return false;
     char state = at[2], *end = NULL;
@@ -48,7 +48,8 @@ bool tdm_os_end_stopped(int64_t process, uint64_t started)
 {
     tdm_process_info info;
     if (process <= 1 || process == getpid()) return false;
-    /* The descriptor means one process for good, unlike its number: look only once it is there. */
+    /* A pidfd always refers to the same process, but an id can be reused. So open the pidfd first, then check
+     * the start time. */
     int fd = (int)syscall(SYS_pidfd_open, (pid_t)process, 0);
     if (fd < 0) return false;
     bool ended = tdm_os_process(process, &info) && info.started == started && info.is_stopped &&

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The loader's words begin with the path, which the message has already. */
+/* The text of dlerror() without the path at its start, which the message already contains. */
 static const char *loader_reason(const char *path)
 {
     const char *text = dlerror();
@@ -28,7 +28,7 @@ tdm_status tdm_shared_object_open(const char *path, tdm_shared_object *out, tdm_
     if (!tdm_path_is_file(path))
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: the file does not exist", path);
     tdm_arena *arena = tdm_arena_create("a path");
-    /* A name without a directory would be searched for among the system's libraries. */
+    /* dlopen would search for a name without a directory in the system's library directories. */
     const char *place = arena ? tdm_path_absolute(arena, path) : NULL;
     void *handle = place ? dlopen(place, RTLD_NOW | RTLD_LOCAL) : NULL;
     tdm_status status = TDM_OK;

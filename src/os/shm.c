@@ -53,10 +53,10 @@ typedef struct region {
 } region;
 
 typedef struct table {
-    _Atomic uint32_t magic; /* last thing written when it is made */
+    _Atomic uint32_t magic; /* written last when the table is created */
     tdm__shared_lock lock;
-    uint64_t next; /* the first byte of the file that no region had so far */
-    uint64_t id;   /* drawn when it was made; never 0 */
+    uint64_t next; /* offset of the first byte that was never part of a region */
+    uint64_t id;   /* random, set when the segment is created; never 0 */
     region regions[TDM_SHM_MAX_REGIONS];
 } table;
 _Static_assert(sizeof(table) <= TABLE_BYTES, "the table must fit before the regions");

@@ -20,7 +20,7 @@ enum { REQUEST_BYTES = 512 };
 /* ---- file faults ----------------------------------------------------------------------------- */
 
 static struct {
-    atomic_uint mask; /* 0: nothing armed */
+    atomic_uint mask; /* 0: no fault is set */
     atomic_long countdown;
     atomic_int error_number;
 } fault;
@@ -70,7 +70,7 @@ static bool request_file_create(const char *path)
     return written;
 }
 
-/* Whether a request means this point. Splits the text of the request; *number is its signal. */
+/* Whether a request applies to this point. Splits the text of the request; *number is its signal. */
 static bool request_matches(char *request, const tdm_test_point *at, const char **file, int *number)
 {
     char *rest = NULL;

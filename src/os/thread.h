@@ -1,5 +1,5 @@
 /*
- * thread.h: threads of the library. They take no signals: those are for the program's threads.
+ * thread.h: threads of the library. They block all signals, which are left to the threads of the program.
  */
 #ifndef TANDEM_OS_THREAD_H
 #define TANDEM_OS_THREAD_H

@@ -45,7 +45,7 @@ bool tdm_os_cpu_set_here(tdm_cpu_set *out)
 
 /* ---- the machine ------------------------------------------------------------------------------ */
 
-/* A processor that may be used; those of one core are next to each other. */
+/* A hardware thread that may be used. In an array of them, those of one core are adjacent. */
 typedef struct unit {
     int processor;
     int core;        /* counted from 0, in order */
@@ -80,7 +80,7 @@ static int node_of(hwloc_obj_t object)
     return hwloc_bitmap_first(object->nodeset);
 }
 
-/* The core above a hardware thread, or the thread itself where the system tells no cores. */
+/* The core of a hardware thread, or the thread itself if the system does not report cores. */
 static hwloc_obj_t core_of(hwloc_topology_t topology, hwloc_obj_t thread)
 {
     hwloc_obj_t core = hwloc_get_ancestor_obj_by_type(topology, HWLOC_OBJ_CORE, thread);
@@ -160,7 +160,7 @@ bool tdm__places(const char *synthetic, const tdm_cpu_set *allowed, int count, t
     int64_t parts = by_core ? m.core_count : m.unit_count;
     for (int i = 0; enough && i < count; i++) out[i] = (tdm_cpu_set){.memory_node = -1};
     for (int u = 0, before = -1; enough && u < m.unit_count; u++) {
-        /* Share i has the parts from parts x i / count on, rounded down. */
+        /* Share i begins at part parts * i / count, rounded down. */
         int64_t part = by_core ? m.units[u].core : u;
         int share = (int)(((part + 1) * count - 1) / parts);
         set_add(&out[share], m.units[u].processor);

@@ -54,8 +54,8 @@ static tdm_status check_step(const replayer *r, tdm_error *err)
     if (step <= last) return TDM_OK;
     return tdm_fail(
         err, TDM_ERR_RANGE,
-        "%s: there is no step %llu: the job ends with step %llu; raise %s with --set to "
-        "see the steps after it",
+        "%s: step %llu does not exist: the job ends with step %llu; raise %s with --set to "
+        "replay later steps",
         run, (unsigned long long)step, (unsigned long long)last,
         r->job.train.steps > 0 ? "train.steps" : "train.epochs");
 }

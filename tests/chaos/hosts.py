@@ -103,7 +103,7 @@ class Fault:
         self.other = rng.choice([host for host in hosts if host != self.host])
         self.choice = rng.random()  # selects a process or an etcd member
         self.returns = True  # the host gets an agent again
-        self.again = rng.random() < 0.4  # it is struck again after its return
+        self.again = rng.random() < 0.4  # a second fault follows its return
         self.again_s = math.exp(rng.uniform(math.log(0.001), math.log(1.5)))  # since its return
         self.again_what = rng.choices(("returner", "other", "cut"), (60, 25, 15))[0]
         self.phase = rng.choice(PHASES)

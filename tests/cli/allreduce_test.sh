@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `tandem bench allreduce`: what it prints, in a new world and in an existing one; tuning; and
-# that worlds go by what was found.
+# `tandem bench allreduce`: its output, in a new world and in an existing one; tuning; and that worlds use the
+# tuned choices.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -44,7 +44,7 @@ test_types() {
     done
 }
 
-# As ranks of a world that somebody else has made; one of them prints.
+# As ranks of a world that another launcher has started; one of them prints.
 test_in_a_world() {
     assert_exit 0 "$TANDEM" run -n 3 -- "${bench[@]}" --sizes 1K --json
     assert_equal "$(wc -l <<<"$out")" 1 "lines"
@@ -61,13 +61,13 @@ test_algorithms() {
         assert_exit 0 "${bench[@]}" -n 2 --sizes 10K --algorithm $name --json
         assert_contains "$out" "\"algorithm\":\"$name\""
     done
-    # There is nothing between hosts where there is one: said once.
+    # hierarchy needs several hosts: the error is printed once.
     assert_exit 1 "${bench[@]}" -n 3 --sizes 10K --algorithm hierarchy
     assert_contains "$err" "does not support 'hierarchy'"
     assert_equal "$(grep -c "does not support" <<<"$err")" 1 "times it is said"
 }
 
-# What was measured is kept, and worlds go by it: in the usual place, or where TANDEM_TUNE says.
+# Measurements are stored, and worlds use them: from the default path, or from TANDEM_TUNE.
 test_tuning() {
     assert_exit 0 "${bench[@]}" -n 2 --tune --sizes 1K,64K
     assert_contains "$out" "chosen for 2 ranks on one host:"
@@ -90,9 +90,9 @@ JSON
     rm -r cache/tandem
 }
 
-# UCX would end the process when it has no descriptors left; we say it before.
+# UCX would end the process without free descriptors; Tandem reports the error first.
 test_few_descriptors() {
-    local -x UCX_MEM_EVENTS=no # it does not go with the thread sanitizer
+    local -x UCX_MEM_EVENTS=no # incompatible with the thread sanitizer
     if ! "${bench[@]}" -n 2 --sizes 1K --transport ucx >/dev/null 2>&1; then
         echo "ucx is not there"
         return

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `tandem bench step`: what it says adds up, and nothing is left behind.
+# `tandem bench step`: its figures add up, and nothing is left behind.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -17,7 +17,7 @@ test_a_table() {
     [ ! -e runs ] || fail "it left a run behind"
 }
 
-# Every op has its line, in the order of the plan; the lines together are the lane.
+# Every op has a line, in the order of the plan; the sum of the lines is the time of the lane.
 test_every_op() {
     assert_exit 0 "$TANDEM" bench step job.yaml --seconds 0.05 --all --json -n 2 --set compute.threads=2
     assert_equal "$(json_value workers <<<"$out")" 2
@@ -28,12 +28,12 @@ test_every_op() {
     lane=$(json_value lane_s <<<"$out")
     awk -v a="$sum" -v b="$lane" 'BEGIN { exit !(a > 0 && a < 1.001 * b && a > 0.999 * b) }' ||
         fail "the ops take $sum s, the lane $lane s"
-    # As many FLOPs in the lanes as in a step.
+    # The lanes together have as many FLOPs as the step.
     flops=$(grep -o '"ops":.*' <<<"$out" | grep -o '"flops":[0-9]*' | awk -F: '{ s += $2 } END { print 4 * s }')
     assert_equal "$flops" "$(json_value flops <<<"${out%%\"ops\"*}")"
 }
 
-# The lanes of the busiest worker and the update are all of a step, whatever each worker did before.
+# The lanes of the busiest worker and the update add up to the step, for any distribution of work.
 test_the_update_is_a_part_of_the_step() {
     local n update step
     for n in 1 4; do
@@ -45,7 +45,8 @@ test_the_update_is_a_part_of_the_step() {
     done
 }
 
-# Ranks are processes, as in training: started here, or by a launcher that made this process a rank.
+# Ranks are processes, as in training: started by the command, or by a launcher that started this process as a
+# rank.
 test_ranks() {
     local zero
     for zero in 0 3; do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# tools/build: a library that is installed, or removed, after a directory was configured is found by the
-# next build, in a small tree with a pkg-config directory that is empty at first. And what quickstart
-# builds has all modules.
+# tools/build: if a library is installed or removed after a directory was configured, the next build detects
+# it. Tested in a small tree with a pkg-config directory that is empty at first. And the build of quickstart
+# has all plugins.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -17,7 +17,7 @@ make_tree() {
 {"version": 3, "configurePresets": [
   {"name": "release", "generator": "Ninja", "binaryDir": "${sourceDir}/build/${presetName}"}]}
 JSON
-    # As in Tandem's own, in all forms that it has.
+    # As in Tandem's build files, in all forms that occur there.
     cat >tree/CMakeLists.txt <<'CMAKE'
 cmake_minimum_required(VERSION 3.21)
 project(small LANGUAGES NONE)
@@ -58,11 +58,11 @@ test_libraries_that_come_later_are_found() {
     assert_equal "$last" "one=1 two=1 three="
 }
 
-# The doctor tells of a transport whose module is missing.
+# The doctor reports a transport whose plugin is missing.
 test_quickstart_builds_the_modules() {
     local targets module build_dir
     build_dir=$(dirname "$TANDEM")
-    [ -f "$build_dir/build.ninja" ] || return 0 # an installed one
+    [ -f "$build_dir/build.ninja" ] || return 0 # an installed program
     targets=$(sed -n 's/.* tools\/build release \(.*\)$/\1/p' "$source_root/tools/quickstart")
     assert_contains " $targets " " modules "
     ninja -C "$build_dir" -t inputs modules >inputs.txt

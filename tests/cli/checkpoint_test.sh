@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `tandem checkpoint`: lists, verifies, prunes, copies and compares what a run has saved.
+# `tandem checkpoint`: lists, verifies, prunes, copies and compares the checkpoints of a run.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -27,7 +27,7 @@ test_ls() {
     assert_contains "$(grep -E '^ *6 ' <<<"$out")" "%" # its accuracy
     assert_lacks "$(grep -E '^ *9 ' <<<"$out")" "%"
     local table=$out
-    rm -f "$directory/index.json" # it is made again, from the metrics
+    rm -f "$directory/index.json" # it is rebuilt from the metrics
     assert_exit 0 "$TANDEM" checkpoint ls "$directory"
     assert_contains "$out" "$(grep -E '^ *6 ' <<<"$table" | sed 's/ *newest$//')"
     assert_exit 0 "$TANDEM" checkpoint ls "$run" --json --verify
@@ -36,7 +36,7 @@ test_ls() {
     assert_exit 2 "$TANDEM" checkpoint ls nowhere
     assert_contains "$err" "is not a run"
     mkdir -p empty fresh/checkpoints
-    assert_exit 0 "$TANDEM" checkpoint ls fresh # a run that has none yet
+    assert_exit 0 "$TANDEM" checkpoint ls fresh # a run without checkpoints
     assert_contains "$out" "contains no checkpoint"
     local part
     for part in ls prune verify; do
@@ -77,7 +77,7 @@ test_copy() {
     assert_exit 2 "$TANDEM" checkpoint copy "$run"
 }
 
-# Packed and plain are the same to everybody.
+# All commands treat compressed and plain checkpoints alike.
 test_packed() {
     has_zstd || { echo "     left out: this build is without zstd"; return; }
     assert_exit 0 "$TANDEM" checkpoint copy "$last" p.safetensors.zst
@@ -94,7 +94,7 @@ test_packed() {
     assert_contains "$out" "$hash"
     damage p.safetensors.zst
     assert_exit 1 "$TANDEM" checkpoint verify p.safetensors.zst
-    # A run whose newest checkpoint is a packed one resumes from it, and models open from it.
+    # A run whose newest checkpoint is compressed resumes from it, and models are loaded from it.
     train --set run.dir=packed
     assert_exit 0 "$TANDEM" hash packed/tiny-1
     local end=${out%% *} at=packed/tiny-1/checkpoints
@@ -110,7 +110,7 @@ test_packed() {
     assert_contains "$err" "resuming from step 12"
     assert_exit 0 "$TANDEM" hash packed/tiny-1
     assert_equal "${out%% *}" "$end" "the hash at the end of a run that resumed from a packed state"
-    # A training run packs its checkpoints itself, in the background.
+    # Training writes compressed checkpoints itself, in the background.
     train --set run.dir=zst --set checkpoint.compress=zstd
     assert_equal "$(steps_in zst)" "9 12 15" "steps of a run that packs"
     assert_equal "$(find zst -name '*.safetensors')" "" "plain checkpoints of a run that packs"
@@ -148,7 +148,7 @@ test_prune() {
     assert_exit 0 "$TANDEM" checkpoint prune copy --keep 1 --keep-every 6
     assert_equal "$(steps_in copy)" "6 12" "steps that are left"
     assert_equal "$(find copy -name '*.tmp')" "" "temporary files left"
-    # The newest good one stays, whatever the rules say.
+    # The newest valid checkpoint is kept under any rules.
     damage copy/checkpoints/step-000000000012.safetensors
     assert_exit 0 "$TANDEM" checkpoint prune copy --keep 1
     assert_equal "$(steps_in copy)" "6 12" "steps when the newest is damaged"
@@ -156,7 +156,7 @@ test_prune() {
     assert_exit 1 "$TANDEM" checkpoint prune copy --keep 1
     assert_contains "$err" "nothing was removed"
     assert_equal "$(steps_in copy)" "6 12" "steps when none is good"
-    # By what the test set said: of 6 and 12 the better one.
+    # By the test results: the better one of 6 and 12.
     cp -r "$run" best
     local better
     better=$(sed -n 's/.*"step":\([0-9]*\),.*"test_loss":\([0-9.e-]*\),.*/\2 \1/p' best/metrics.jsonl |
@@ -166,7 +166,8 @@ test_prune() {
     assert_exit 2 "$TANDEM" checkpoint prune best --keep -1
 }
 
-# A training that keeps one checkpoint and writes one after each step removes what a reader has just found.
+# A training run that keeps one checkpoint and writes one after each step removes the file that a reader has
+# just found.
 test_pruned_meanwhile() {
     "$TANDEM" train job.yaml -q -n 1 --set run.dir=going --set train.epochs=1000000 \
         --set checkpoint.every_steps=1 --set checkpoint.keep=1 --set data.test_fraction=0.2 \

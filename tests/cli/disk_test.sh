@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Disks that are full, read-only or not there. Training continues as long as it can, reports what it could
-# not write, and the last good checkpoint stays good. A small disk is a tmpfs, which takes root to
-# mount; without it that part is skipped.
+# Disks that are full, read-only or missing. Training continues as long as it can, reports what it could not
+# write, and the last good checkpoint stays valid. A small disk is a tmpfs, and only root can mount one;
+# without root that part is skipped.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -30,7 +30,7 @@ test_metrics_that_cannot_be_written() {
     assert_exit 0 "$TANDEM" train job.yaml --set run.dir=long --set train.epochs=100
     local long
     long=$(hash_in "$out")
-    # (One process: the limit is for memory that several processes share, as well.)
+    # (One process: the limit also applies to memory that several processes share.)
     assert_exit 0 with_small_files "$TANDEM" train job.yaml -n 1 --set run.dir=limited \
         --set train.epochs=100 --set run.log_every_steps=1 --set checkpoint.every_epochs=50
     assert_equal "$(grep -c 'no longer complete' <<<"$err")" 1 "warnings about the metrics"
@@ -43,8 +43,8 @@ with_small_files() (
     exec "$@"
 )
 
-# A limit counts for memory that several workers share, as well: one that is large enough changes
-# nothing, one that is too small is an error that names it.
+# The limit also applies to memory that several workers share: a large one has no effect, one that is too
+# small is an error that names the limit.
 test_a_limit_on_files_for_several_workers() {
     (ulimit -f $((1 << 30)) && exec "$TANDEM" train job.yaml -n 2 --set run.dir=wide >wide.out) ||
         fail "a limit of a tebibyte ends a session"
@@ -73,8 +73,8 @@ test_a_read_only_directory() {
     fi
 }
 
-# Room for some of the checkpoints: those that do not fit are reported, training continues to the end,
-# and the end says that it could not be saved.
+# Space for some of the checkpoints: those that do not fit are reported, training continues to the end, and
+# the final message says that the last one could not be saved.
 test_a_disk_that_fills_up() {
     mount_disk $((everything_kb / 2)) || skip "no small disk can be mounted here: $(cat mount.err)"
     assert_exit 1 "$TANDEM" train job.yaml --set run.dir=disk --set run.log_every_steps=1 \
@@ -102,7 +102,7 @@ test_a_disk_that_fills_up() {
     assert_equal "$(hash_in "$out")" "$whole" "the hash after there was room again"
 }
 
-# An interruption must not take the word of a checkpoint that failed for the deed.
+# An interruption must not mistake a requested checkpoint that failed for a saved one.
 test_interrupted_on_a_full_disk() {
     mount_disk $((everything_kb / 2)) || skip "no small disk can be mounted here: $(cat mount.err)"
     "$TANDEM" train job.yaml --set run.dir=disk --set checkpoint.every_steps=1 \
@@ -117,8 +117,8 @@ test_interrupted_on_a_full_disk() {
     assert_equal "$(grep -cvE '^\{.*\}$' disk/tiny-1/metrics.jsonl)" 0 "torn lines of metrics"
 }
 
-# Rank 0 dies while the disk is full, with lines of the ledger in its memory. The other waits for room, and the
-# ledger has them all.
+# Rank 0 dies while the disk is full, with lines of the ledger in its memory. The other rank waits for space,
+# and the ledger is complete.
 test_a_death_on_a_full_disk() {
     mount_disk $((everything_kb * 3)) || skip "no small disk can be mounted here: $(cat mount.err)"
     TANDEM_TEST_KILL=forward:step=3:rank=0:signal=STOP:file=$work/fill,forward:step=9:rank=0:file=$work/died \
@@ -137,7 +137,7 @@ test_a_death_on_a_full_disk() {
     assert_exit 0 "$TANDEM" ledger disk/tiny-1
 }
 
-# Not even room to begin: nothing is left behind.
+# No space at the start: nothing is left behind.
 test_no_room_to_begin() {
     mount_disk 8 || skip "no small disk can be mounted here: $(cat mount.err)"
     mkdir disk/runs

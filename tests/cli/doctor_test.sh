@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `tandem doctor`: what it tells agrees with the system's own tools; tight limits are problems, with
-# advice, and end it with 1.
+# `tandem doctor`: its output agrees with the system's own tools; tight limits are problems, with advice, and
+# give exit code 1.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -22,7 +22,8 @@ test_the_machine() {
     assert_equal "$(value tandem)" "$("$TANDEM" version | sed 's/tandem //; s/ .*//;q')" "the version"
 }
 
-# The kernels' level is the CPU's; TANDEM_ISA lowers it, and a level that there is not changes nothing.
+# The kernels have the level of the CPU; TANDEM_ISA lowers it, and a level that the CPU does not have changes
+# nothing.
 test_kernel_level() {
     if [ "$(uname -m)" != x86_64 ]; then return; fi
     assert_exit 0 env -u TANDEM_ISA "$TANDEM" doctor --json
@@ -98,7 +99,8 @@ test_bad_input() {
 }
 
 is_training() { [[ $("$TANDEM" ps --json) == *'"state":"training"'* ]]; }
-# What a job would expose, and what a run does: sockets as the kernel has them, the secret's file, the store.
+# What a job would expose, and an active run exposes: the sockets that the kernel lists, the file of the
+# secret, the store.
 test_security() {
     make_data 150 data.csv
     make_job job.yaml

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `tandem eval`: its numbers against those that training printed and those that follow from single
-# predictions; which data it takes; what it says about data that does not fit.
+# `tandem eval`: its numbers compared with those of training and with those computed from single predictions;
+# which data it uses; and its errors for data that does not fit.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -24,9 +24,10 @@ test_the_split_of_the_job() {
     assert_contains "$out" "class  samples  precision"
 }
 
-# All of it from single predictions, by awk: the truth is the last column, the prediction the second.
+# Everything computed from single predictions, by awk: the true class is in the last column, the prediction in
+# the second.
 test_numbers_follow_from_predictions() {
-    # The line of a sample has all three classes, so that the loss can be read off.
+    # The line of a sample has all three classes, so that the loss can be computed.
     "$TANDEM" predict "$run" test.csv --top 3 >p.csv
     local counted
     counted=$(awk -F , 'NR > 1 {
@@ -44,7 +45,7 @@ test_numbers_follow_from_predictions() {
 }
 
 test_precision_and_recall() {
-    # A file of class 0 alone: its recall is the accuracy, its precision 100 %, the others have none.
+    # A file of class 0 only: its recall is the accuracy, its precision 100 %; the other classes have neither.
     grep ',0$' test.csv >zeros.csv
     assert_exit 0 "$TANDEM" eval "$run" -d zeros.csv
     local accuracy
@@ -111,7 +112,7 @@ test_many_classes_and_odd_names() {
     assert_contains "$out" 'a-name-that-goes-on-and-on-and-on-and...  '
     assert_contains "$out" 'a, "b" '
     assert_lacks "$out" "$(printf '\033')"
-    # Every line of the table is as wide as its head.
+    # Every line of the table has the width of its header.
     sed -n '/^class /,/^$/p' <<<"$out" | awk 'NF { if (w && length($0) != w) exit 1; w = length($0) }' ||
         fail "the columns are not aligned: $out"
 }
@@ -132,7 +133,7 @@ test_bad_input() {
     assert_contains "$err" "the data has no labels"
     sed 's/0$/zero/' test.csv >strange.csv
     assert_exit 1 "$TANDEM" eval "$run" --data strange.csv
-    assert_contains "$err" "line 1, column 6: the label 'zero' is none of the 3 classes"
+    assert_contains "$err" "line 1, column 6: the label 'zero' is not one of the 3 classes"
     cut -d , -f 3- test.csv >narrow.csv
     assert_exit 1 "$TANDEM" eval "$run" --data narrow.csv
     assert_contains "$err" "line 1 has 4 columns; a sample has 5 numbers"

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Disks and limits that fail while several workers train, by real means: file systems on loop devices and
-# tmpfs, cgroups, ulimit. A fault that is mended in time costs nothing: the run ends with the bits of an
-# undisturbed one, its last checkpoint and its whole ledger. One that is not ends with an error that says why.
+# Disks and limits that fail while several workers train, with real means: file systems on loop devices and
+# tmpfs, cgroups, ulimit. A fault that is repaired in time has no effect: the run ends with the bits of an
+# undisturbed one, its last checkpoint and its complete ledger. A fault that is not repaired ends the run with
+# an error that states the reason.
 #
-# Everything is mounted in a mount namespace of this script's own, so nothing stays behind. That takes root; the
-# loop device has ext4 without a journal, because a journal that fails makes the file system read-only for good.
+# Everything is mounted in a separate mount namespace, so nothing is left behind. This needs root. The loop
+# device has ext4 without a journal, because a failing journal makes the file system read-only permanently.
 set -euo pipefail
 if [ -z "${FAULTS_INSIDE:-}" ]; then
     unshare -m true 2>/dev/null || { echo "SKIPPED: no mount namespace can be made here: this needs root"; exit 77; }
@@ -47,7 +48,7 @@ assert_exit 0 "$TANDEM" train job.yaml -n 1 --set run.dir=whole
 want=$(hash_in "$out")
 [ -n "$want" ] || fail "no hash of an undisturbed run"
 
-# ---- trainings that are held at a step -------------------------------------------------------------
+# ---- training runs that stop at a step --------------------------------------------------------------
 
 # start HOLDS OPTION...: two workers in the background; rank 1 stops before each of the steps HOLDS.
 launcher=
@@ -59,7 +60,7 @@ start() {
     TANDEM_TEST_KILL=$kills timeout -k 5 240 "$TANDEM" train job.yaml -n 2 --json "$@" >run.out 2>run.err &
     launcher=$!
 }
-# await COMMAND...: until it succeeds, while the training lives.
+# await COMMAND...: until it succeeds, while the training runs.
 await() {
     local end=$((SECONDS + 120))
     until "$@"; do
@@ -84,13 +85,13 @@ workers() {
 }
 resume() { kill -CONT "$(cat "held-$1")"; }
 said() { grep -qsF -- "$1" run.err; }
-# finish [CODE]: the end of the training.
+# finish [CODE]: waits for the end of the training.
 finish() {
     local code=0
     wait "$launcher" || code=$?
     [ "$code" = "${1:-0}" ] || { cat run.err >&2; fail "the training ended with $code, not ${1:-0}"; }
 }
-# is_right: the run has all that an undisturbed one has.
+# is_right: the run has everything that an undisturbed one has.
 is_right() {
     assert_equal "$(hash_in "$(cat run.out)")" "$want" "the hash of the run"
     local last=$run/checkpoints/step-000000000350.safetensors
@@ -109,7 +110,7 @@ new_disk() {
     rm -rf disk
     mkdir disk
 }
-# pass_over WHY: a case that cannot run here; the others do.
+# pass_over WHY: a case that cannot run here; the others run.
 passed_over=
 pass_over() {
     echo "SKIPPED: $1"
@@ -129,7 +130,7 @@ mount_ext4() {
 mount_small() { mount_ext4 8 || mount -t tmpfs -o size=8M tandem-test disk; }
 fill() { cat /dev/zero >disk/filler 2>/dev/null || true; }
 
-# Full at a checkpoint on the way, and again at the last one.
+# Full at a checkpoint during training, and again at the last one.
 test_a_disk_that_is_full_and_mended() {
     mount_small
     start "45 145 245"
@@ -154,7 +155,7 @@ test_a_disk_that_is_full_and_mended() {
     umount disk
 }
 
-# Nobody mends it: an error, after as long as the job says, and what was written before is good.
+# The fault is not repaired: an error after the time that the job sets, and earlier checkpoints are valid.
 test_a_disk_that_stays_full() {
     mount_small
     start 45 --set checkpoint.retry_s=2
@@ -170,7 +171,7 @@ test_a_disk_that_stays_full() {
     umount disk
 }
 
-# Old checkpoints go for new ones, as long as the job allows that; the newest stays, and so does the best.
+# Old checkpoints are removed for new ones, as far as the job allows; the newest and the best are kept.
 test_a_full_disk_takes_old_checkpoints() {
     mount_small
     start 165 --set checkpoint.keep=3 --set checkpoint.keep_every=80 --set checkpoint.ledger=false \
@@ -187,8 +188,9 @@ test_a_full_disk_takes_old_checkpoints() {
     umount disk
 }
 
-# A device whose end is missing for a while: from 1 MiB on. Before the run begins, files that only take room have
-# every free block in front of that, so all that the run writes is after it. What was written before can be read.
+# A device whose end, from 1 MiB on, is missing for a while. Before the run begins, files that only use space
+# occupy every free block before that offset, so all that the run writes is after it. What was written before
+# can be read.
 cut=$((1 << 20))
 mount_breakable() {
     mount_ext4 8 || return 1
@@ -236,7 +238,7 @@ test_a_device_that_fails_and_is_mended() {
     await said "the last checkpoint cannot be written"
     mend_device
     finish
-    # What counts is on the disk, not in the cache.
+    # The file on the disk is checked, not the cache.
     umount disk
     mount -o loop image disk
     is_right
@@ -287,7 +289,7 @@ test_a_read_only_disk_that_is_mended() {
     ledger_is_whole
 }
 
-# Rank 0 dies while the disk is read-only: who takes over waits until it can write to the run.
+# Rank 0 dies while the disk is read-only: the rank that takes over waits until it can write to the run.
 test_a_worker_dies_on_a_read_only_disk() {
     new_disk
     start 45
@@ -325,8 +327,8 @@ make_cgroup() {
 oom_kills() { sed -n 's/^oom_kill //p' "$cgroup/$events_file"; }
 limit() { echo "$1" >"$cgroup/$limit_file"; }
 
-# Another process takes memory until there is none left, also of the page cache: so the kernel kills the worker, which
-# is first in its order. The other process is second, and the rest have enough.
+# Another process uses memory until none is left, including the page cache, so the kernel kills the worker,
+# which is first in its order. The other process is second, and the rest have enough.
 test_a_worker_that_is_killed_for_want_of_memory() {
     if ! make_cgroup; then
         pass_over "no cgroup can limit memory here"
@@ -371,8 +373,8 @@ time.sleep(600)"
     assert_contains "$(cat run.err)" "killed by signal 9"
 }
 
-# A /dev/shm as containers may have it: too small for anything. Memory that workers share is not there, and UCX,
-# which has some there, does without.
+# A /dev/shm as in some containers: too small for anything. The memory that workers share is elsewhere, and
+# UCX runs without its part of it.
 test_a_tiny_dev_shm() {
     local kilobytes transport
     for kilobytes in 4 1024; do

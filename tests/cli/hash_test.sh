@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `tandem hash`: equal for equal states wherever they lie, different for different ones.
+# `tandem hash`: equal for equal states wherever they are stored, different for different ones.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -24,7 +24,7 @@ test_several() {
     assert_exit 0 "$TANDEM" train job.yaml -q --set seed=8
     assert_exit 0 "$TANDEM" hash "$run" runs/tiny-2 runs/tiny-3 "$run"/checkpoints/*
     assert_equal "$(wc -l <<<"$out")" 6 "lines"
-    # Four workers give the same state as one; another seed, and every other step, give another.
+    # Four workers give the same state as one; another seed and every other step give other states.
     assert_equal "$(cut -c 1-64 <<<"$out" | sort -u | wc -l)" 4 "different states"
     assert_equal "$(sed -n 2p <<<"$out" | cut -c 1-64)" "$hash" "the hash with four workers"
 }
@@ -67,7 +67,7 @@ test_the_same_file() {
     done
 }
 
-# By hand: the smallest safetensors file there is, and one tensor of two numbers.
+# Computed by hand: the smallest safetensors file, and one tensor of two numbers.
 test_a_file_from_elsewhere() {
     printf '\2\0\0\0\0\0\0\0{}' >none.safetensors
     assert_exit 0 "$TANDEM" hash none.safetensors

@@ -89,7 +89,7 @@ test_values_of_options() {
         assert_contains "$err" "from 1 to 65536, not '$n'"
     done
     [ ! -e runs ] || fail "a run was begun"
-    # All the ways to write them, in any order, and unique beginnings of names.
+    # All forms of options, in any order, and unique prefixes of names.
     for n in "-n 2 -q" "-n2 -q" "-qn2" "-qn 2" "--workers 2 --quiet" "--workers=2 --qui" "--work 2 -q"; do
         # shellcheck disable=SC2086 # several words
         assert_exit 0 "$TANDEM" train $n --set run.dir=ways -- job.yaml
@@ -122,7 +122,7 @@ test_manual_page() {
     if command -v groff >/dev/null; then
         assert_exit 0 groff -ww -man -Tutf8 tandem.1
         assert_equal "$err" "" "warnings about the manual page"
-        # What troff takes for a request would be missing from the page.
+        # Text that troff takes for a request would be missing from the page.
         # shellcheck disable=SC2001 # a pattern, not a word
         out=$(sed 's/\x1b\[[0-9;]*m//g' <<<"$out" | tr -s ' \n' ' ')
         assert_contains "$out" "'check' reads a job file"
@@ -175,7 +175,7 @@ test_completion_of_other_shells() {
     assert_exit 2 "$TANDEM" help --completion
 }
 
-# Output that does not arrive is a failure, and said to be one.
+# Output that cannot be written is a failure, and is reported.
 test_stdout_full_or_closed() {
     local words
     for words in "help" "version" "job keys" "job show job.yaml" "help --man" "train job.yaml -q"; do
@@ -192,7 +192,7 @@ full() { "$TANDEM" "$@" >/dev/full; }
 closed() { "$TANDEM" "$@" >&-; }
 bare() { "$TANDEM" "$@" <&- >&- 2>&-; }
 
-# With standard streams closed, files must not take their numbers and catch what is printed.
+# If standard streams are closed, files must not get their descriptors and receive the output.
 test_files_do_not_become_streams() {
     assert_exit 1 bare train job.yaml --set run.dir=bare --set run.log_every_steps=1
     local run=bare/tiny-1
@@ -214,7 +214,7 @@ test_plain_streams() {
     export TERM=dumb
 }
 
-# On a terminal: colours, unless NO_COLOR says otherwise or the terminal has none.
+# On a terminal: colours, unless NO_COLOR is set or the terminal has none.
 test_colours() {
     command -v script >/dev/null || fail "script (of bsdutils) is needed to make a terminal"
     on_terminal() { script -qec "$TANDEM trian" /dev/null </dev/null || true; }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Models of images: the same bits for any number of workers and after an interruption, batch norm and
-# its running statistics included; and what is refused.
+# Image models: the same bits for any number of workers and after an interruption, including batch norm and
+# its running statistics; and errors.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh

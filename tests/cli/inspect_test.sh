@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `tandem inspect`: of a job, a run, a checkpoint, a file that is none of them.
+# `tandem inspect`: of a job, a run, a checkpoint, and of other files.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -93,7 +93,7 @@ test_the_plain_kernels() {
     assert_lacks "$out" " product "
 }
 
-# Looking takes no memory for the model: 65536 * 65536 parameters are 17 GB.
+# Inspecting needs no memory for the model: 65536 * 65536 parameters are 17 GB.
 test_a_model_that_does_not_fit() {
     assert_exit 0 "$TANDEM" inspect job.yaml --set "model.hidden=[65536, 65536]"
     assert_contains "$out" "parameters  4,295,622,659"
@@ -112,7 +112,7 @@ test_a_checkpoint() {
     assert_contains "$out" '"position":{"step":15,"epoch":3,"position":0,"samples":450,"seed":7}'
     assert_contains "$out" '{"name":"fc2.weight","dtype":"f32","shape":[3,16],"bytes":192}'
     assert_contains "$out" '"format":"tandem-checkpoint-2"'
-    cp "$last" plainly-named # the bytes tell what it is, not the name
+    cp "$last" plainly-named # the bytes determine the kind, not the name
     assert_exit 0 "$TANDEM" inspect plainly-named
     assert_contains "$out" "position    step 15"
 }

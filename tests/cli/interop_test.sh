@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checkpoints and Python's safetensors package, in both directions: Python finds in a trained
-# checkpoint what `tandem inspect` tells of it, byte for byte; a file that Python wrote can be
-# inspected, hashed, and trained from. Needs build/venv, which tools/setup --test makes.
+# Checkpoints and Python's safetensors package, in both directions: Python finds in a trained checkpoint what
+# `tandem inspect` prints, byte for byte; a file that Python wrote can be inspected, hashed, and used to start
+# training. Needs build/venv, which tools/setup --test creates.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -15,7 +15,7 @@ make_job job.yaml
 assert_exit 0 "$TANDEM" train job.yaml -q --set optim.kind=adamw
 last=runs/tiny-1/checkpoints/step-000000000015.safetensors
 
-# What `inspect --json` tells of the tensors, in the lines of `safetensors_interop.py check`.
+# The tensors according to `inspect --json`, as lines for `safetensors_interop.py check`.
 tensors_by_tandem() {
     "$TANDEM" inspect "$1" --json | "$python" -c '
 import json, sys
@@ -75,8 +75,8 @@ PYTHON
     assert_equal "$(cut -c 1-64 <<<"$out" | sort -u | wc -l)" 2 "different states"
 }
 
-# Parameters from Python, as f16 and f64 among others, are where a training begins: with a rate of
-# nearly zero they are still there at its end.
+# Parameters from Python, as f16 and f64 among others, are the initial values of a training run: with a
+# learning rate near zero they are almost unchanged at its end.
 test_training_from_python() {
     "$python" - <<'PYTHON'
 import numpy as np

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `tandem job`: check, show and keys. What the keys mean is tested in tests/unit/job_test.c; here it
-# is that the command says all of it, in the right place, and ends with the right code.
+# `tandem job`: check, show and keys. tests/unit/job_test.c tests the meaning of the keys; this test checks
+# the output of the command and its exit codes.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -40,7 +40,7 @@ bad.yaml:10:22: " "the places of the problems"
     assert_contains "$err" "relu"
     assert_contains "$err" "adamw"
     assert_contains "$err" "7 problems in the job; nothing was started"
-    # All commands that take a job refuse it alike, and train makes no directory.
+    # All commands that read a job reject it in the same way, and train creates no directory.
     local said=$err
     assert_exit 2 "$TANDEM" job show bad.yaml
     assert_equal "$err" "$said" "what show says"
@@ -70,7 +70,7 @@ test_files_that_are_no_jobs() {
     assert_exit 2 "$TANDEM" job check large.yaml
 }
 
-# A key that the model does not use is not an error, but probably not what the user meant.
+# A key that the model does not use is not an error, but probably a mistake of the user.
 test_keys_without_effect() {
     assert_exit 0 "$TANDEM" job check job.yaml --set model.channels=[4]
     assert_contains "$err" "warning: --set: 'model.channels' has no effect: the model mlp does not"
@@ -100,7 +100,8 @@ test_show_shows_itself() {
         <<<"$out")" 32 "train.batch in the JSON"
 }
 
-# The file, then --set from left to right; of two keys that exclude each other the command line wins.
+# The file, then --set from left to right; of two keys that exclude each other the one on the command line has
+# precedence.
 test_the_last_word_wins() {
     shown() { "$TANDEM" job show job.yaml "$@"; }
     assert_contains "$(shown --set train.batch=64)" "batch: 64"

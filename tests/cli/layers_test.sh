@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# User-defined networks, from the list of layers in a job: the same bits for any number of workers and
-# after an interruption; checkpoints that carry the list; and mistakes, told with their places.
+# User-defined networks, from the list of layers in a job: the same bits for any number of workers and after
+# an interruption; checkpoints that contain the list; and errors with their positions.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -68,7 +68,7 @@ test_same_bits() {
     same_bits tokens --set train.steps=6 --set parallel.lanes=4
 }
 
-# Activations that are computed again are the same.
+# Recomputed activations give the same bits.
 test_recompute() {
     local job what first=
     for job in residual tokens; do
@@ -90,7 +90,7 @@ test_it_learns() {
         fail "it learnt too little: $out"
 }
 
-# What a list spells is the named model, to the last bit of the state.
+# A list equivalent to a named model gives the same bits of the state.
 test_spelled_as_named() {
     local named
     assert_exit 0 "$TANDEM" train residual.yaml -q --set layers= --set model.kind=cnn \
@@ -101,13 +101,13 @@ test_spelled_as_named() {
         "layers=[conv: 4, relu, max_pool: 2, conv: 6, relu, max_pool: 2, flatten, linear: 12, relu]"
     "$TANDEM" inspect spelled/residual-1 >spelled.txt
     grep -q '0.conv.weight' spelled.txt || fail "no name by place: $(cat spelled.txt)"
-    # The names differ, and so do the hashes; what was learnt does not.
+    # The names differ, and so do the hashes; the trained numbers do not.
     [ "$named" != "$(hash_in "$out")" ] || fail "the hash does not cover the names"
     assert_equal "$(sed -n 's/.*"loss":\([^,]*\),.*/\1/p' spelled/residual-1/metrics.jsonl)" \
         "$(sed -n 's/.*"loss":\([^,]*\),.*/\1/p' named/residual-1/metrics.jsonl)" "the losses"
 }
 
-# A checkpoint knows its layers: evaluation and prediction need nothing else.
+# A checkpoint contains its layers: evaluation and prediction need nothing else.
 test_checkpoints_carry_the_list() {
     assert_exit 0 "$TANDEM" train residual.yaml -q --set run.dir=carried
     assert_exit 0 "$TANDEM" eval carried/residual-1 --json

@@ -1,12 +1,11 @@
 # shellcheck shell=bash
-# lib.sh: what the tests of the command line share; to be sourced.
+# lib.sh: shared by the tests of the command line; to be sourced.
 #
-# $TANDEM is the binary. Each test gets its directory, $work, which is the current directory and
-# is removed at the end, and begins with HOME, TERM and colours as a batch job would find them. A
-# check that fails says where and ends the test; a test that cannot run here ends with 77, which
-# CTest reports as skipped. Workers and agents outlive their launcher: so each test has a separate
-# runtime directory, and all processes with the name of that directory in their environment are killed
-# at the end, as are jobs of the shell that are left.
+# $TANDEM is the program. Each test gets a directory, $work, which is the current directory and is removed at
+# the end, and starts with HOME, TERM and colours as in a batch job. A failed check prints its position and
+# ends the test; a test that cannot run here exits with 77, which CTest reports as skipped. Workers and agents
+# outlive their launcher: so each test has a separate runtime directory, and at the end all processes with
+# that directory in their environment are killed, as are the remaining jobs of the shell.
 set -euo pipefail
 
 # shellcheck disable=SC2034 # for the tests
@@ -20,15 +19,15 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/tandem-cli.XXXXXX")
 unset NO_COLOR
 export TERM=dumb LC_ALL=C TANDEM_RUNTIME=$work/.runtime
 
-# The processes that this test started, as far as their environment tells: launchers, agents, workers.
+# The processes that this test started, according to their environment: launchers, agents, workers.
 test_processes() (
     directory=$TANDEM_RUNTIME
-    unset TANDEM_RUNTIME # so that it does not find its own
+    unset TANDEM_RUNTIME # so that it does not find this test's own
     grep -lzFx "TANDEM_RUNTIME=$directory" /proc/[0-9]*/environ 2>/dev/null | tr -cd '0-9\n'
 )
 
-# is_gone PID: it has ended. One that was killed has no environment any more long before it has let go of
-# its locks and connections; once it is a zombie, or not there at all, it has.
+# is_gone PID: it has ended. A killed process loses its environment long before it has released its locks and
+# connections; once it is a zombie, or does not exist, it has released them.
 is_gone() {
     local stat
     stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 0
@@ -39,8 +38,8 @@ all_gone() {
     for pid in "$@"; do is_gone "$pid" || return 1; done
 }
 
-# A worker that died is started again at once by its agent, and one that is just being started is not
-# found: so until nobody is left, twice.
+# The agent of a killed worker restarts it at once, and a process that is just being started is not found: so
+# repeat until none is found twice.
 end_sessions() {
     local pids found=() quiet=0 i
     for ((i = 0; i < 1500; i++)); do
@@ -60,7 +59,7 @@ end_sessions() {
 
 leave() {
     local code=$? pid
-    if declare -F clean_up >/dev/null; then clean_up; fi # of the test, when it has one
+    if declare -F clean_up >/dev/null; then clean_up; fi # of the test, if it has one
     for pid in $(jobs -p); do kill -9 "$pid" 2>/dev/null || true; done
     end_sessions
     cd /
@@ -70,7 +69,7 @@ leave() {
 trap leave EXIT
 cd "$work"
 
-# Where in the test we are: the line that called the check.
+# The position in the test: the line that called the check.
 fail() {
     local i
     printf 'FAIL: %s\n' "$*" >&2

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Models from shared objects, through the commands: the bits do not depend on the number of workers
-# nor on an interruption, a checkpoint is read with the library that it was trained with, and each
-# thing that can be wrong with the library is told with its exit code.
+# Models from shared objects, with the commands: the bits do not depend on the number of workers nor on an
+# interruption, a checkpoint is read with the library that it was trained with, and every kind of invalid
+# library is reported with its exit code.
 source tests/cli/lib.sh
 source "$source_root/tests/cli/train_lib.sh"
 
@@ -70,7 +70,7 @@ test_other_commands_load_it() {
     assert_contains "$err" "cannot generate text"
 }
 
-# A checkpoint from elsewhere is not reason enough to execute what it names.
+# The name of a library in a checkpoint from elsewhere is not sufficient to execute it.
 test_code_only_with_consent() {
     local file command
     file=$(find runs/own-1/checkpoints -name "*.safetensors" | sort | tail -1)
@@ -90,7 +90,7 @@ test_code_only_with_consent() {
     assert_exit 4 "$TANDEM" predict stray.safetensors data.csv --allow-library "$libraries/no_entry.so"
     assert_exit 1 "$TANDEM" predict stray.safetensors data.csv --allow-library nothere.so
     assert_contains "$err" "nothere.so"
-    # The run's own job is consent, for the run and for a file in it; another run's is not.
+    # The run's own job allows it, for the run and for a file in it; the job of another run does not.
     assert_exit 0 "$TANDEM" eval "$file" --data data.csv
     mkdir -p other/checkpoints
     cp "$file" other/checkpoints/
@@ -136,8 +136,8 @@ test_a_library_that_is_gone() {
         assert_exit 1 "$TANDEM" $command
         assert_contains "$err" "$work/model.so: the model's shared object is missing; restore it"
     done
-    assert_exit 0 "$TANDEM" inspect runs/own-1 # the tensors are there all the same
-    # Elsewhere it will do, if it is the same.
+    assert_exit 0 "$TANDEM" inspect runs/own-1 # the tensors can be listed nevertheless
+    # The same file at another path is accepted.
     assert_exit 0 "$TANDEM" train --resume runs/own-1 --set model.library=away.so \
         --set train.epochs=4
     mv away.so model.so
@@ -145,7 +145,7 @@ test_a_library_that_is_gone() {
 
 test_a_library_that_is_another() {
     cp model.so kept.so
-    printf 'x' >>model.so # the loader does not mind, but it is another file
+    printf 'x' >>model.so # the loader accepts it, but it is another file
     for command in "eval runs/own-2" "predict runs/own-2 data.csv"; do
         # shellcheck disable=SC2086 # words of a command
         assert_exit 4 "$TANDEM" $command
@@ -154,7 +154,7 @@ test_a_library_that_is_another() {
     done
     assert_exit 4 "$TANDEM" train --resume runs/own-2 --set train.epochs=4
     assert_contains "$err" "'model.library_sha256': $work/model.so has changed"
-    # Saying that it does not matter does not help: it is another job.
+    # Allowing the file does not help: it is another job.
     assert_exit 4 "$TANDEM" train --resume runs/own-2 --set train.epochs=4 \
         --set model.library_sha256=
     assert_contains "$err" "model.library_sha256: "

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Memory: recomputation changes no bit, on any number of workers and across a resume; what it costs is
-# told; a job that will not fit is refused before it leaves a trace, with what would make it fit.
+# Memory: recomputation changes no bit, with any number of workers and across a resume; its cost is printed; a
+# job that does not fit is rejected before it creates any file, with settings that would fit.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -59,7 +59,7 @@ test_another_way_on_resume() {
     assert_equal "$(hash_in "$out")" "$whole" "the hash, changed on resume"
 }
 
-# ways KEY: what inspect's JSON in $out has under that key, for none, blocks and full.
+# ways KEY: the values of that key in inspect's JSON in $out, for none, blocks and full.
 ways() {
     sed 's/.*"recompute":\[\(.*\)\].*/\1/; s/},/}\n/g' <<<"$out" |
         sed -n "s/.*\"$1\":\"\{0,1\}\([a-z0-9.]*\).*/\1/p" | tr '\n' ' '
@@ -78,7 +78,7 @@ test_what_it_costs() {
     assert_equal "$(ways chosen)" "false true false " "the chosen way"
     read -r -a arenas <<<"$(ways arena_bytes)"
     read -r -a totals <<<"$(ways total)"
-    # Of a model as small as this, a kernel's scratch is a good part.
+    # In a model this small, the scratch of kernels is a large part.
     ((arenas[1] * 3 < arenas[0] * 2 && arenas[2] < arenas[1])) || fail "arenas ${arenas[*]}"
     local workers
     workers=$(json_value workers <<<"$out")
@@ -88,7 +88,7 @@ test_what_it_costs() {
     assert_contains "$out" '"fits":true'
 }
 
-# refused SET...: the job of texts does not fit, and nothing is left of the try.
+# refused SET...: the job of texts does not fit, and the attempt leaves nothing behind.
 refused() {
     assert_exit 1 "$TANDEM" train text.yaml -n 2 --set run.dir=refused "$@"
     assert_contains "$err" "the job needs"
@@ -108,7 +108,7 @@ test_refusal() {
     assert_contains "$err" $'\n  memory.recompute: blocks (needs '
     assert_contains "$err" $'\n  -n 1 (needs '
     assert_contains "$err" ", but changes the result)"
-    # What it proposes is true, and what it does not need it does not mind.
+    # Its proposals fit, and they change no more than necessary.
     assert_exit 0 "$TANDEM" train text.yaml -q -n 2 --set memory.limit=$limit --set memory.recompute=blocks
     assert_exit 0 "$TANDEM" train text.yaml -q -n 1 --set memory.limit=$limit
     assert_exit 0 "$TANDEM" train text.yaml -q -n 2 --set memory.limit="$none"
@@ -117,7 +117,7 @@ test_refusal() {
     assert_contains "$out" "\"budget_bytes\":$((none - 1)),\"fits\":false"
 }
 
-# trains_with LIMIT SKIP PART...: trains with the changes that a refusal names, all but number SKIP.
+# trains_with LIMIT SKIP PART...: trains with the changes that an error message lists, except number SKIP.
 trains_with() {
     local limit=$1 skip=$2 i=0 part n=2 sets=()
     shift 2
@@ -133,7 +133,7 @@ trains_with() {
         --set train.steps=1 ${sets[@]+"${sets[@]}"} >/dev/null 2>&1
 }
 
-# Every line of a refusal is true, and of a combination no part can be left out.
+# Every proposal of the message fits, and no part of a combination can be left out.
 lines_are_true() {
     local limit=$1 line parts i
     while IFS= read -r line; do
@@ -155,7 +155,7 @@ test_a_leaner_optimiser() {
     assert_exit 1 "$TANDEM" train text.yaml -n 2 --set run.dir=refused --set memory.limit="$lion"
     assert_contains "$err" $'\n  optim.kind: lion (needs '
     ((lion < adam)) || fail "lion needs $lion, adamw $adam"
-    # One that keeps as little is not changed for it.
+    # A setting that already needs as little is not proposed.
     assert_exit 1 "$TANDEM" train text.yaml -n 2 --set run.dir=refused --set memory.limit=$((lion - 1)) \
         --set optim.kind=sgd
     assert_lacks "$err" "optim.kind"
@@ -189,7 +189,7 @@ test_auto() {
     [ ! -e huge ] || fail "a refused job left a directory"
 }
 
-# What decides the result cannot be changed on resume, so it is not proposed.
+# Keys that affect the result cannot be changed on resume, so they are not proposed.
 test_resume() {
     assert_exit 0 "$TANDEM" train text.yaml -q -n 2 --set train.steps=2 --set run.dir=going
     assert_exit 0 "$TANDEM" inspect text.yaml -n 2 --json

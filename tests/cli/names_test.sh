@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the command line names and is not there, or is another kind of file: every command says what it is
-# not and what to give, and ends with 2. Damage is another matter, and ends with 1.
+# Names on the command line that do not exist, or are another kind of file: every command reports what was
+# expected, and exits with 2. A damaged file is a different error, and gives exit code 1.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -13,7 +13,7 @@ run=runs/tiny-1
 printf 'no model\n' >note.txt
 mkdir subdir
 
-# Commands that read a run or a checkpoint, with NAME where its name stands.
+# Commands that read a run or a checkpoint, with NAME in place of its name.
 readers=("eval NAME" "predict NAME data.csv" "generate NAME" "hash NAME" "inspect NAME"
     "checkpoint ls NAME" "checkpoint verify NAME" "checkpoint prune NAME"
     "checkpoint copy NAME to.safetensors" "checkpoint diff NAME $run" "checkpoint diff $run NAME"
@@ -24,7 +24,7 @@ test_wrong_names() {
     local line name words
     for line in "${readers[@]}"; do
         for name in nothere nothere/at/all subdir empty note.txt job.yaml data.csv ""; do
-            [[ $line == inspect* && $name == job.yaml ]] && continue # that one it shows
+            [[ $line == inspect* && $name == job.yaml ]] && continue # inspect accepts this one
             read -ra words <<<"$line"
             assert_exit 2 "$TANDEM" "${words[@]/#NAME/$name}"
             assert_contains "$err" "tandem: "
@@ -36,7 +36,7 @@ test_wrong_names() {
     [ ! -e to.safetensors ] || fail "a copy was made"
 }
 
-# A job file, where a run is wanted: the message says what to give.
+# A job file instead of a run: the message says what to give.
 test_a_job_for_a_run() {
     local command
     for command in hash eval generate "checkpoint verify"; do
@@ -62,7 +62,7 @@ test_files_of_data() {
     assert_exit 2 "$TANDEM" job check nothere.yaml
 }
 
-# A step that was never saved, beside one that was.
+# A step that was never saved, next to one that was.
 test_a_step_of_a_run() {
     assert_exit 0 "$TANDEM" checkpoint verify "$run:12"
     assert_exit 2 "$TANDEM" checkpoint verify "$run:11"
@@ -70,7 +70,7 @@ test_a_step_of_a_run() {
     assert_exit 2 "$TANDEM" checkpoint diff "$run:12" nothere:12
 }
 
-# The file is what it should be, but damaged: it was tried, and did not work.
+# The file is of the right kind, but damaged: reading it fails.
 test_damage_is_another_code() {
     local name
     head -c 3000 $run/checkpoints/step-000000000012.safetensors >short.safetensors

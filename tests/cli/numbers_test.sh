@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# NaN and infinity while training: `train.bad_numbers: stop` names the op that made
-# them, `skip` passes over the step; both the same for any number of workers and across interruptions.
-# And what eval and predict say of a model that gives no numbers.
+# NaN and infinity during training: `train.bad_numbers: stop` names the op that produced them, `skip` skips
+# the step; both with the same result for any number of workers and across interruptions. And the output of
+# eval and predict for a model whose results are not finite.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
 source "$source_root/tests/cli/train_lib.sh"
 make_data 150 good.csv
-# Samples 49 and 103 overflow in the first product, whatever the weights are.
+# Samples 49 and 103 overflow in the first product, with any weights.
 awk 'BEGIN { FS = OFS = "," } NR == 50 { $1 = "3e38"; $2 = "-3e38" }
      NR == 104 { $1 = "-3e38"; $2 = "3e38" } { print }' good.csv >data.csv
 make_job job.yaml
@@ -32,7 +32,7 @@ test_stop_names_the_op_and_the_sample() {
 test_a_learning_rate_that_is_absurd() {
     assert_exit 3 "$TANDEM" train job.yaml --set data.train=good.csv --set optim.lr=1e38 -q
     assert_contains "$err" "step 2: the loss is NaN: 'fc1.weight' contained an infinity"
-    # Skipping cannot help where the parameters are lost.
+    # Skipping cannot help if the parameters are not finite.
     assert_exit 3 "$TANDEM" train job.yaml --set data.train=good.csv --set optim.lr=1e38 -q \
         --set train.bad_numbers=skip
     assert_contains "$err" "is no longer finite, so no later step can be"
@@ -77,7 +77,7 @@ test_skip_passes_over_the_step() {
     ! cmp -s before last || fail "the weights never change"
 }
 
-# What the weights of a run after a step make of good data, in all digits: weights RUN STEP
+# What the weights of a run after a step predict for good data, in all digits: weights RUN STEP
 weights() {
     "$TANDEM" predict "$1/checkpoints/$(printf 'step-%012d.safetensors' "$2")" good.csv --json
 }
@@ -100,7 +100,7 @@ test_resume_after_a_skip() {
     done
 }
 
-# A step that stopped a run can be skipped when the run resumes: up to there both are the same.
+# A step that ended a run can be skipped when the run resumes: up to there both runs are equal.
 test_stop_then_skip() {
     local step
     assert_exit 3 "$TANDEM" train job.yaml "${sets[@]}" --set data.shuffle=false \
@@ -117,7 +117,7 @@ test_stop_then_skip() {
         "the state"
 }
 
-# Three steps in a row, and the fourth is too much; resuming does not begin to count anew.
+# Three skipped steps in a row are allowed, the fourth is too many; resuming does not reset the count.
 test_too_many_in_a_row() {
     awk 'BEGIN { FS = OFS = "," } NR > 32 { $1 = "3e38"; $2 = "-3e38" } { print }' good.csv >many.csv
     local more=(--set data.train=many.csv --set data.shuffle=false --set train.bad_numbers=skip)
@@ -134,7 +134,7 @@ test_too_many_in_a_row() {
     assert_contains "$out" "skipped        12 steps"
 }
 
-# Batch norm makes good numbers of a variance that overflows; but the running one must not follow it.
+# Batch norm turns an overflowing variance into finite numbers; but the running variance must not follow it.
 test_statistics() {
     awk 'BEGIN {
         srand(3)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What decides bits beside job and data: it is in checkpoints and logs, resuming with other numerics is reported,
-# and ranks that differ in it do not train together.
+# What affects bits besides job and data: it is in checkpoints and logs, resuming with other numerics is
+# reported, and ranks that differ in it do not train together.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -9,7 +9,7 @@ make_data 150 data.csv
 make_data 60 test.csv 2
 make_job job.yaml
 
-# A vendor's kernels, at two levels that this processor has.
+# A vendor's kernels, at two levels that this CPU has.
 has_levels() {
     "$TANDEM" doctor | grep 'vendor kernels *oneDNN' >/dev/null &&
         [ "$(uname -m)" = x86_64 ] && grep -q ' avx2 .*' /proc/cpuinfo
@@ -25,7 +25,7 @@ test_it_is_written_down() {
     assert_exit 0 "$TANDEM" checkpoint ls runs/tiny-1 --json
     assert_contains "$out" '"numerics":"portable '
     grep -q "numerics 'portable [0-9]" runs/tiny-1/log.jsonl || fail "the log does not have it"
-    # The same here as there: not a word.
+    # The same on both sides: no message.
     assert_exit 0 "$TANDEM" eval runs/tiny-1 --data test.csv
     assert_equal "$err" ""
     assert_exit 0 "$TANDEM" train --resume runs/tiny-1 --set train.epochs=4
@@ -33,7 +33,7 @@ test_it_is_written_down() {
     rm -r runs
 }
 
-# The level, the threads and the number of workers are not in the files of portable trainings.
+# The files of portable training runs contain neither the level, nor the threads, nor the number of workers.
 test_the_same_files() {
     local level first=""
     for level in v2 v3; do
@@ -60,7 +60,7 @@ test_other_numerics_are_told() {
     assert_equal "$(grep -c 'computed with numerics' <<<"$err")" 1 "it is told once"
     assert_exit 0 env TANDEM_ISA=v3 "$TANDEM" eval runs/tiny-1 --data test.csv
     assert_contains "$err" "results may differ in their last digits"
-    # Another kind is another job.
+    # Another kind of numerics is another job.
     assert_exit 4 "$TANDEM" train --resume runs/tiny-1 -n 1 --set compute.numerics=portable --set train.epochs=5
     assert_contains "$err" "compute.numerics: portable here, vendor there"
     rm -r runs

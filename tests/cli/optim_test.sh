@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Optimisers, schedules, averages and early stopping from the command line: the same bits for any
-# number of workers, exact continuation, and what is refused.
+# Optimisers, schedules, averages and early stopping from the command line: the same bits for any number of
+# workers, exact continuation, and errors.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -59,7 +59,7 @@ test_the_same_bits() {
         --set train.l2=1e-3 --set train.batch=37
 }
 
-# The loss of training has smoothing and penalties, whole for any number of lanes; the test loss has not.
+# The training loss includes smoothing and penalties, once for any number of lanes; the test loss does not.
 test_what_is_added_to_a_loss() {
     local lanes plain plain_test added with=(--set train.label_smoothing=0.2 --set train.l2=1 --set train.l1=0.5)
     local common=(--json --set run.dir=added --set optim.lr=1e-9 --set train.steps=1 --set data.test_fraction=0.2)
@@ -77,7 +77,8 @@ test_what_is_added_to_a_loss() {
     done
 }
 
-# A key at its default is not part of the hash, so that older runs can resume; with another value, it is.
+# A key with its default value is not part of the hash, so that older runs can resume; with another value, it
+# is.
 test_losses_on_resume() {
     assert_exit 0 "$TANDEM" train job.yaml -q --set run.dir=losses --set train.epochs=1
     assert_exit 4 "$TANDEM" train job.yaml -q --resume losses/tiny-1 --set train.label_smoothing=0.1
@@ -156,13 +157,13 @@ test_early_stopping() {
     assert_exit 0 "$TANDEM" train --resume runs/tiny-1
     assert_contains "$out" "nothing to do: early stopping ended the run"
     assert_equal "$(hash_in "$out")" "$expected" "the hash of a run that was ended"
-    # From before the end it ends at the same place; more patience takes it further.
+    # A run that resumes from an earlier step stops at the same step; more patience lets it continue.
     goes_on 9 "${early[@]}"
     assert_contains "$out" '"ended_early":true'
     assert_exit 0 "$TANDEM" train job.yaml --resume runs/tiny-1 "${early[@]}" \
         --set "train.early_stop={patience: 5, min_delta: 0.05}" --json
     [ "$(json_value steps <<<"$out")" -gt "$steps" ] || fail "more patience made no difference: $out"
-    # Taken up with early stopping that was not there before.
+    # Resumed with early stopping that was not set before.
     assert_exit 0 "$TANDEM" train job.yaml -q --set run.dir=runs --set data.test_fraction=0.2
     assert_exit 0 "$TANDEM" train job.yaml --resume runs/tiny-2 "${early[@]}"
     assert_contains "$out" "stopped early"

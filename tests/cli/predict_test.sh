@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `tandem predict`: CSV and JSON lines, with and without labels, into a pipe and into a file.
+# `tandem predict`: CSV and JSON lines, with and without labels, to a pipe and to a file.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -16,11 +16,11 @@ test_csv() {
     assert_equal "$err" ""
     assert_equal "$(head -n 1 <<<"$out")" "sample,class,probability,truth" "the header"
     assert_equal "$(wc -l <<<"$out")" 61 "lines"
-    # The truth is the file's, in its order; the class is a class; the probability is one.
+    # The true classes are those of the file, in its order; classes and probabilities are valid.
     assert_equal "$(cut -d , -f 4 <<<"$out" | tail -n +2)" "$(cut -d , -f 6 test.csv)" "the truth"
     awk -F , 'NR > 1 && ($1 != NR - 2 || $2 !~ /^[012]$/ || $3 < 1 / 3 || $3 > 1) { print; exit 1 }' \
         <<<"$out" || fail "a bad line"
-    # Three clouds that do not touch: nearly all must be right.
+    # Three separate clusters: almost all predictions must be correct.
     awk -F , 'NR > 1 { right += $2 == $4 } END { exit right < 54 }' <<<"$out" || fail "predicts badly: $out"
 }
 
@@ -31,7 +31,7 @@ test_without_labels() {
     assert_equal "$(tail -n +2 <<<"$out")" "$(cut -d , -f 1-3 with.csv | tail -n +2)" "the predictions"
 }
 
-# Whole numbers, where the last column would do as a label too: only the number of columns tells.
+# Whole numbers, so that the last column could be a label as well: only the number of columns decides.
 test_the_number_of_columns_decides() {
     printf '1,0,0,0,0\n0,1,0,0,1\n0,0,1,0,2\n' >whole.csv
     assert_exit 0 "$TANDEM" predict "$run" whole.csv
@@ -117,7 +117,7 @@ test_output_is_all_or_nothing() {
     echo old >kept.csv
     assert_exit 2 "$TANDEM" predict "$run" nowhere.csv -o kept.csv
     assert_equal "$(cat kept.csv)" old "the file after a failure"
-    # A limit on the size of files stops the writing in the middle.
+    # A limit on the size of files makes a write fail in the middle.
     make_data 30000 large.csv 3
     local code=0
     (trap '' XFSZ; ulimit -f 200; exec "$TANDEM" predict "$run" large.csv -o kept.csv) 2>err.txt || code=$?

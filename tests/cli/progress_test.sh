@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The progress line on a real terminal: tmux is the terminal, and what it shows is looked at. The
-# line is redrawn in its place, never wraps, and leaves nothing behind, however the window changes.
+# The progress line on a real terminal: tmux is the terminal, whose contents are checked. The line is redrawn
+# in place, never wraps, and leaves nothing behind when the window is resized.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -9,7 +9,7 @@ command -v tmux >/dev/null || skip "tmux is not installed (tools/setup --test): 
 RANDOM=${TANDEM_TEST_SEED:-$$}
 make_data 150 data.csv
 make_job job.yaml
-# Until it is stopped; 150 lines of history would hold what the screen lost.
+# Until it is stopped; 150 lines of history would contain rows that the screen lost.
 train=("$TANDEM" train job.yaml -n 1 --set train.epochs=1000000000 --set checkpoint.every_epochs=never
     --set data.test_fraction=0.2 --set eval.every_epochs=100)
 
@@ -20,10 +20,10 @@ clean_up() { end_terminal; }
 
 screen() { terminal capture-pane -p; }
 history() { terminal capture-pane -p -S -; }
-# Rows of the screen or of what is piped in that belong to a progress line, whole or in part.
+# Rows of the screen or of standard input that belong to a progress line, complete or in part.
 bars() { grep -cE '^step +[0-9]|step +[0-9]+/|loss [0-9]|[0-9][kM]*/s|left$|^\[[=>]' || true; }
 showing() { [ "$(screen | bars)" -gt 0 ]; }
-# The bar stands and has moved since $1.
+# The bar exists and has changed since $1.
 moved_on() { [ "$(screen | grep -E 'step +[0-9]+/')" != "$1" ] && showing; }
 redrawn() {
     local before
@@ -31,8 +31,8 @@ redrawn() {
     wait_for 30 moved_on "$before"
 }
 
-# assert_one_bar WHERE WHEN: on the screen, or in all the history, there is one progress line; as soon as the
-# terminal has told the program of its last change, and that has drawn.
+# assert_one_bar WHERE WHEN: there is one progress line, on the screen or in the whole history, as soon as the
+# terminal has notified the program of its last change, and the program has drawn.
 assert_one_bar() {
     local end=$((SECONDS + 30))
     until [ "$("$1" | bars)" -eq 1 ]; do
@@ -41,7 +41,7 @@ assert_one_bar() {
     done
 }
 
-# begin COLUMNS ROWS: a shell that says two lines and then trains.
+# begin COLUMNS ROWS: a shell that prints two lines and then trains.
 begin() {
     end_terminal
     number=$((number + 1))
@@ -90,7 +90,7 @@ test_a_narrow_window() {
             "lines that reach the edge at $columns columns"
         assert_one_bar history "in $columns columns, history included"
     done
-    # Too narrow for anything: still one row, which does not reach the edge.
+    # Too narrow for any text: still one row, which does not reach the edge.
     begin 8 40
     assert_equal "$(screen | grep -cE '^step +[0-9]')" 1 "rows at 8 columns"
     stop
@@ -102,7 +102,7 @@ test_dragged() {
     begin 110 16
     for ((columns = 110; columns >= 40; columns -= 2)); do resize "$columns" && sleep 0.03; done
     for ((columns = 40; columns <= 110; columns += 2)); do resize "$columns" && sleep 0.03; done
-    sleep 0.5 # the last change is on its way
+    sleep 0.5 # until the last change has arrived
     redrawn
     assert_one_bar screen "after dragging"
     assert_one_bar history "after dragging, history included"
@@ -110,7 +110,7 @@ test_dragged() {
 above two" "the lines above after dragging"
 }
 
-# By leaps, faster than tmux tells the program of them.
+# In large steps, faster than tmux notifies the program.
 test_jumped() {
     local round i
     for round in 1 2 3; do
@@ -129,7 +129,7 @@ test_jumped() {
     done
 }
 
-# What else is said while the line stands goes above it, not into it.
+# Other output during training is printed above the line.
 test_words_in_between() {
     begin 80 20
     rm -rf "runs-$number/tiny-1/checkpoints"

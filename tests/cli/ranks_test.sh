@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Ranks that are processes: the same bits for any number of them, real kills and signals, errors that
-# are said once, and cases in which some rank has nothing to do. In a session the others continue when one
-# dies; in a fixed world, as 'tandem run' starts it, all end. Nothing may hang: every command here has a
-# deadline.
+# Ranks as processes: the same bits for any number of them, real kills and signals, errors that are printed
+# once, and cases in which some rank has no work. In a session the others continue when one dies; in a fixed
+# world, as 'tandem run' starts it, all end. Nothing may hang: every command here has a deadline.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -18,7 +17,7 @@ train() { timeout "$deadline" "$TANDEM" train "$@"; }
 # count PART TEXT: lines with this part.
 count() { grep -c -- "$1" <<<"$2" || true; }
 
-# The processes of the ranks of the one session, from rank 0 on; or those that a 'tandem run' has started.
+# The processes of the ranks of the only session, from rank 0 on; or those that a 'tandem run' has started.
 ranks_of() {
     if [ -n "$fixed" ]; then pgrep -P "$1" || true; else
         "$TANDEM" ps --json | grep -o '"rank":[0-9][^}]*' | sort -t: -k2n | json_value pid
@@ -27,8 +26,8 @@ ranks_of() {
 has_ranks() { [ "$(ranks_of "$1" | wc -l)" -eq "$2" ]; }
 has_checkpoint() { [ -n "$(find "$1/checkpoints" -name 'step-*.safetensors' -print -quit 2>/dev/null)" ]; }
 
-# At every number of ranks, and on from there with others. With the digits of the first example, where
-# they were fetched.
+# With every number of ranks, then resumed with other numbers. With the digits of the first example, if they
+# were downloaded.
 test_same_bits_for_any_number() {
     local job=$source_root/examples/01_digits/job.yaml name=digits n first="" hash run=0
     local -a counts=(1 2 3 4)
@@ -58,7 +57,7 @@ test_same_bits_for_any_number() {
     assert_equal "$(hash_in "$out")" "$first" "the hash in two parts"
 }
 
-# What ranks did is in the metrics, in the summary and in its JSON.
+# The activity of ranks is in the metrics, in the summary and in its JSON.
 test_ranks_are_told() {
     assert_exit 0 train job.yaml -n 2 --min 2 --set run.dir=told
     assert_contains "$err" "4 lanes on 2 workers"
@@ -73,8 +72,8 @@ test_ranks_are_told() {
     assert_lacks "$(cat told/tiny-3/metrics.jsonl)" '"ranks"'
 }
 
-# A rank that is slow (by a hook for tests) is named, and has fewer lanes where feedback places them;
-# the bits stay.
+# A rank that is slow (by a test control) is named, and has fewer lanes if feedback places them; the bits do
+# not change.
 test_a_slow_rank_is_named() {
     local steps=60 words
     assert_exit 0 train job.yaml -q -n 1 --set run.dir=slow --set parallel.lanes=16 --set train.steps=$steps
@@ -119,7 +118,8 @@ nobody_is_left() {
     assert_equal "$(ls "$TANDEM_RUNTIME")" "" "files that sessions left"
 }
 
-# The state of the newest checkpoint of a run is what an undisturbed run has after as many steps.
+# The state of the newest checkpoint of a run equals that of an undisturbed run after the same number of
+# steps.
 assert_good_state() {
     local step
     step=$(find "$1/checkpoints" -name 'step-*.safetensors' | sort | tail -1 |
@@ -142,7 +142,7 @@ test_training_goes_on_without_a_killed_rank() {
             timeout "$deadline" "$TANDEM" train job.yaml -n 3 --set run.dir=alive
         [ -e "hit-$victim" ] || fail "rank $victim was not killed"
         assert_equal "$(hash_in "$out")" "$hash" "the hash without rank $victim"
-        # (Two ranks, or three where the next process is ready before the others have agreed.)
+        # (Two ranks, or three if the replacement is ready before the others have agreed.)
         assert_equal "$(count "warning: epoch [0-9]*: training continues with [23] ranks, previously 3; left: rank $victim (\
 member [^,]*, host [^,]*, process [0-9]*): killed by signal 9" "$err")" 1 "who died, in: $err"
         assert_equal "$(count 'lanes on' "$err")" 1 "beginnings in: $err"
@@ -151,7 +151,7 @@ member [^,]*, host [^,]*, process [0-9]*): killed by signal 9" "$err")" 1 "who d
     done
 }
 
-# Whoever is rank 0 at the end prints the one line of JSON.
+# The process that is rank 0 at the end prints the one line of JSON.
 test_a_kill_and_nothing_but_json() {
     assert_exit 0 env TANDEM_TEST_KILL="forward:step=7:rank=0:file=$work/hit-json" \
         timeout "$deadline" "$TANDEM" train job.yaml -n 2 --json --set run.dir=json
@@ -169,7 +169,7 @@ test_a_killed_rank_of_a_fixed_world_is_named() {
         begin=$SECONDS
         kill -9 "${ranks[victim]}"
         end_of 137 "killed-$victim"
-        # The ranks' own deadline would be half a minute.
+        # The deadline of the ranks themselves would be half a minute.
         [ $((SECONDS - begin)) -lt 25 ] || fail "it took $((SECONDS - begin)) s to end"
         all_gone "${ranks[@]}" || fail "ranks are left"
         assert_equal "$(count "rank $victim was killed by signal 9" "$err")" 1 "naming in: $err"
@@ -182,8 +182,8 @@ test_a_killed_rank_of_a_fixed_world_is_named() {
     done
 }
 
-# Once: a checkpoint, the way on, and nobody left; whether the launcher alone hears of it, or, as from
-# a batch system, every process, agent and all.
+# Once: a checkpoint, the command to resume, and no process left; whether only the launcher gets the signal
+# or, as from a batch system, every process including the agents.
 test_stopping() {
     local who signal
     local -a agents
@@ -216,7 +216,7 @@ test_twice_is_at_once() {
     wait_for "$deadline" grep -qs "100 steps" twice.err
     pid=$(pgrep -P $! -x tandem)
     kill -INT "$pid"
-    sleep 0.5 # so that they are two
+    sleep 0.5 # so that they count as two
     kill -0 "$pid" || fail "the step was too short for this test: $(cat twice.err)"
     kill -INT "$pid"
     end_of 130 twice
@@ -224,7 +224,7 @@ test_twice_is_at_once() {
     assert_equal "$out" "" "what it printed after the second Ctrl-C"
 }
 
-# What all ranks would say is said once, and nothing is left behind.
+# Messages that all ranks would print are printed once, and nothing is left behind.
 test_errors_are_said_once() {
     local alone
     printf '\x1f\x8bgarbage' >broken.csv
@@ -252,7 +252,8 @@ test_errors_are_said_once() {
     nobody_is_left
 }
 
-# Ranks that were not started alike are told which setting it is, before they wait for each other.
+# For ranks that were started with different settings, the error names the setting before they wait for each
+# other.
 test_ranks_that_differ() {
     local -a world=(timeout "$deadline" "$TANDEM" run -n 2 --run "$work/traces" -- bash -c)
     # shellcheck disable=SC2016 # each rank has its own number
@@ -262,12 +263,12 @@ test_ranks_that_differ() {
     assert_exit 4 "${world[@]}" '"$0" train job.yaml --set run.dir=differ --set parallel.zero=$TANDEM_RANK' "$TANDEM"
     assert_equal "$(count "disagree on 'parallel.zero'" "$err")" 1 "complaints in: $err"
     [ ! -e differ ] || fail "ranks that differ left a directory"
-    # What a host may have as it needs it.
+    # Settings in which hosts may differ.
     # shellcheck disable=SC2016
     assert_exit 0 "${world[@]}" '"$0" train job.yaml --set run.dir=differ-$TANDEM_RANK -q --set memory.limit=$((TANDEM_RANK + 8))GiB' "$TANDEM"
 }
 
-# While ranks wait for each other they have no step to finish.
+# Ranks that wait for each other at the start have no step to finish.
 test_stopped_while_ranks_meet() {
     local launcher begin
     "$TANDEM" run -n 1 --size 2 --rendezvous "$work/meet" -- "$TANDEM" train job.yaml \
@@ -281,7 +282,7 @@ test_stopped_while_ranks_meet() {
     assert_equal "$(count 'after this step' "$(cat meet.err)")" 0 "promises in: $(cat meet.err)"
 }
 
-# Under a launcher of another kind, each process is the rank that this one made it.
+# Under another kind of launcher, each process is the rank that the launcher assigned.
 test_other_launchers() {
     assert_exit 0 train job.yaml -q -n 1 --set run.dir=other
     local hash
@@ -293,7 +294,7 @@ test_other_launchers() {
     assert_contains "$err" "rank 0 of 2"
     assert_exit 2 timeout "$deadline" "$TANDEM" run -n 5 -- "$TANDEM" train job.yaml --set run.dir=other
     assert_equal "$(count '5 workers need at least as many lanes, but the job has 4' "$err")" 1 "refusals in: $err"
-    # Slurm numbers batch scripts as well, which are not ranks.
+    # Slurm also numbers batch scripts, which are not ranks.
     assert_exit 0 env SLURM_PROCID=0 SLURM_NTASKS=4 timeout "$deadline" "$TANDEM" train job.yaml -q -n 2 \
         --set run.dir=other
     assert_equal "$(hash_in "$out")" "$hash" "the hash in a batch script"
@@ -307,8 +308,8 @@ on_hosts() {
         "$TANDEM" "$@"
 }
 
-# Hosts with other files. What is wrong on the second is said by the
-# first, once, in the second's words.
+# Hosts with different files. An error of the second host is printed once, by the first one, with the second
+# host's message.
 test_hosts_that_differ() {
     if [ ! -e "$(dirname "$TANDEM")/libtandem-ucx.so" ]; then
         echo "NOT TESTED: ucx is not there"
@@ -333,8 +334,8 @@ test_hosts_that_differ() {
     assert_exit 0 on_hosts --set data.test=test.csv --set parallel.offload=states --set parallel.zero=1
 }
 
-# More ranks than processors; batches with fewer rows than lanes, so that some ranks have none; a last
-# batch that is shorter; data smaller than the batch. Each the same as with one rank.
+# More ranks than CPUs; batches with fewer rows than lanes, so that some ranks have none; a shorter last
+# batch; data smaller than the batch. Each has the same result as with one rank.
 test_little_to_do() {
     local n hash i sets
     make_data 5 five.csv
@@ -356,7 +357,7 @@ test_little_to_do() {
     done
 }
 
-# A store that nobody serves is reported by the first call, after 2 s, and not by one call after the other. Port 1 of
+# A store without a server is reported by the first call, after 2 s, and not by each call again. Port 1 of
 # this host refuses connections.
 test_store_without_a_server() {
     local command

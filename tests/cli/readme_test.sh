@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Commands of README.md that are meant to be pasted do what it says, as it is printed there.
+# The commands of README.md that are meant to be pasted work as the text says, exactly as printed.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -12,7 +12,7 @@ awk 'BEGIN { srand(5); for (i = 0; i < 640; i++) { # as many numbers a line as a
     for (k = 0; k < 64; k++) printf "%d,", k % 10 == i % 10 ? 16 : rand() * 8
     print i % 10 } }' | gzip >examples/data/digits.csv.gz
 
-# The block of README.md in which this text stands.
+# The block of README.md that contains this text.
 block_with() {
     awk -v text="$1" '/^```/ { if (inside && index(block, text)) printf "%s", block
         inside = !inside; block = ""; next } inside { block = block $0 "\n" }' "$source_root/README.md"
@@ -23,7 +23,7 @@ test_kill_a_worker() {
     block_with "kill -9" >snippet.sh
     assert_equal "$(wc -l <snippet.sh)" 3 "lines"
     assert_lacks "$(cat snippet.sh)" '$ '
-    # Another run of the same job loses nobody: the snippet names one process.
+    # The snippet names one process, so another run of the same job loses no worker.
     "$TANDEM" train $other -n 3 -q --set train.epochs=100000 --set run.dir=others >other.txt 2>&1 &
     local pid=$! before
     before=$("$TANDEM" ps $pid --wait 60 --pid 2)
@@ -58,14 +58,14 @@ test_ps_of_one_run() {
     assert_contains "$err" "no active run 'other'"
     assert_exit 2 "$TANDEM" ps --pid 1
     assert_contains "$err" "usage: tandem ps RUN"
-    # Of a process that has ended nobody waits for a run.
+    # For a process that has ended, ps does not wait for a run.
     true &
     word=$!
     wait $word
     local begin=$SECONDS
     assert_exit 2 "$TANDEM" ps $word --wait 100
     [ $((SECONDS - begin)) -lt 50 ] || fail "it waited for a process that has ended"
-    # Two of one name: none is guessed.
+    # Two runs with one name: neither is chosen.
     "$TANDEM" train "${long[@]}" >/dev/null 2>&1 &
     assert_exit 0 "$TANDEM" ps $! --wait 60 --pid 0
     assert_exit 2 "$TANDEM" ps kill --pid 0

@@ -1,21 +1,20 @@
 #!/usr/bin/env bash
-# `tandem replay`: a step once more, from finished, dead and running runs: that its numbers are those
-# of the run, that lanes add up to the whole, what it finds to begin from, and what it refuses.
-# shellcheck source=tests/cli/lib.sh
+# `tandem replay`: replaying a step of finished, dead and active runs: its numbers are those of the run, lanes
+# add up to the whole, it finds the right checkpoint to start from; and its errors.
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
 source "$source_root/tests/cli/train_lib.sh"
 make_data 150 data.csv
 make_job job.yaml
 
-# Plain descent, so that a step can be done by hand: five steps to an epoch, the last of 22 rows.
+# Plain gradient descent, so that a step can be computed by hand: five steps per epoch, the last with 22 rows.
 common=(--set run.log_every_steps=1 --set optim.kind=sgd --set optim.momentum=0 --set optim.weight_decay=0
     --set optim.lr=0.125
     --set optim.clip_norm=1000 --set checkpoint.keep=all)
 assert_exit 0 "$TANDEM" train job.yaml "${common[@]}" --set checkpoint.every_steps=4 -q -n 3
 run=runs/tiny-1 # checkpoints at 4, 5, 8, 10, 12 and 15
 
-# numbers FILE TENSOR: the f32 of a tensor of a safetensors file, one a line.
+# numbers FILE TENSOR: the f32 numbers of a tensor of a safetensors file, one per line.
 numbers() {
     local header range
     header=$(od -An -t u8 -N 8 "$1" | tr -d ' ')
@@ -25,14 +24,14 @@ numbers() {
         od -An -v -t f4 -w4 | tr -d ' '
 }
 
-# What replay says of a step in JSON: field NAME of $out, where it stands first.
+# Field NAME of replay's JSON in $out, where it occurs first.
 field() {
     local text=${out%%\"lanes\"*}
     text=${text#*\""$1"\":}
     printf '%s\n' "${text%%[,\}]*}"
 }
 
-# The directory as it is, with times: a replay must not change it.
+# The directory with times: a replay must not change it.
 listing() {
     find "$1" -printf '%p %s %T@\n' | sort
 }
@@ -73,26 +72,26 @@ test_gradients_are_those_of_the_run() {
         $2 != 0 { some = 1 }
         END { exit bad || !some }' columns || fail "the gradients are not those of the run"
     assert_equal "$(numbers dump.st lane.2/fc2.matmul | wc -l)" 18 "6 rows of 3 logits"
-    # The losses of the lanes add up to that of the step, as the run has noted it down.
+    # The losses of the lanes add up to that of the step in the metrics of the run.
     assert_exit 0 "$TANDEM" replay $run --step 5 --json
     grep -o '"share":[0-9.e-]*' <<<"$out" | awk -F : -v loss="$(field recorded_loss)" '
         { sum += $2 } END { exit !(NR == 4 && sum - loss < 1e-9 && loss - sum < 1e-9) }' ||
         fail "the losses of the lanes do not add up: $out"
 }
 
-# is_past STEP: the run in progress is beyond it.
+# is_past STEP: the active run is beyond it.
 is_past() {
     local last
     last=$(tail -n 1 dead/tiny-1/metrics.jsonl 2>/dev/null | grep -o '"step":[0-9]*' | sed 's/.*://') || return 1
     [ "$last" -gt "$1" ]
 }
 test_a_run_that_was_killed() {
-    # It would take minutes; the first checkpoint comes soon.
+    # The whole run would take minutes; the first checkpoint is written soon.
     "$TANDEM" train job.yaml "${common[@]}" --set train.epochs=100000 --set checkpoint.every_steps=50 \
         --set checkpoint.keep=3 --set run.dir=dead -q -n 1 &
     local pid=$!
     wait_for 60 is_past 100 # so that there is a checkpoint before the last step
-    # While it runs, and checkpoints come and go.
+    # While it runs, and checkpoints are written and removed.
     assert_exit 0 "$TANDEM" replay dead/tiny-1 --step 3 --json
     assert_equal "$(field agrees)" true "a step of a run in progress agrees"
     kill -9 $pid
@@ -115,7 +114,7 @@ test_a_damaged_checkpoint_is_passed_over() {
     assert_exit 0 "$TANDEM" replay damaged --step 13 --json
     assert_equal "$(field from_step)" 0 "without checkpoints it begins anew"
     assert_equal "$(field agrees)" true "step 13 agrees"
-    # Somebody has changed what the run noted down.
+    # The metrics of the run were changed.
     sed -i 's/^{"step":13,\(.*\)"loss":[0-9.]*/{"step":13,\1"loss":7.5/' damaged/metrics.jsonl
     assert_exit 0 "$TANDEM" replay damaged --step 13 -q
     assert_contains "$out" "recorded       loss 7.5,"
@@ -146,7 +145,7 @@ test_steps_with_bad_numbers() {
     assert_contains "$out" "sample 49 of"
     assert_exit 3 "$TANDEM" replay bad/tiny-1 --step "$((step + 1))" -q
     assert_contains "$err" "replay that step: --step $step"
-    # Where such steps are skipped, the way leads past them.
+    # If such steps are skipped, the replay skips them as well.
     assert_exit 0 "$TANDEM" train job.yaml --set data.train=bad.csv --set data.normalise=none -q \
         --set run.dir=skips --set run.log_every_steps=1 --set train.bad_numbers=skip
     assert_exit 0 "$TANDEM" replay skips/tiny-1 --step 15 --json

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `tandem train --resume`: what it resumes from, what it refuses, and how it handles damage. That
-# it also ends in the same bits after real interruptions is in signals_test.sh.
+# `tandem train --resume`: from which checkpoint it resumes, which resumes are errors, and how it handles
+# damaged files. signals_test.sh tests that it ends with the same bits after real interruptions.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -28,7 +28,7 @@ copy() {
     cp -a runs/tiny-1 "runs/$1"
 }
 
-# The run in $1 has reached the end of the undisturbed one.
+# The run in $1 has the end of the undisturbed one.
 assert_whole() {
     assert_equal "$(hash_in "$out")" "$whole" "the hash after resuming"
     steady_metrics "$1/metrics.jsonl" >"$1.metrics"
@@ -48,14 +48,14 @@ test_a_finished_run() {
     assert_contains "$out" "nothing to do"
     assert_contains "$out" "test accuracy"
     assert_whole runs/finished
-    # Half a file of a process that was killed behind its last checkpoint, and whose number is free again.
+    # Half a file of a process that was killed during a save, and whose process id is not in use any more.
     : >runs/finished/checkpoints/.index.json.999999999.tmp
     assert_exit 0 "$TANDEM" train --resume runs/finished
     assert_equal "$(find runs/finished/checkpoints -name '*.tmp')" "" "leftovers"
     assert_whole runs/finished
 }
 
-# Keys that decide only where a run ends need tensors that this checkpoint does not have.
+# Keys that only affect where a run ends need tensors that this checkpoint does not have.
 test_a_finished_run_with_other_keys() {
     copy keys
     local set
@@ -88,7 +88,7 @@ test_the_job_may_be_given_or_not() {
     assert_whole runs/given
 }
 
-# 'auto': the run with the highest number that has a checkpoint; a new one where there is none, or no directory.
+# 'auto': the run with the highest number that has a checkpoint; a new one if there is none, or no directory.
 test_the_newest_run() {
     local auto=(job.yaml "${common[@]}" --set run.dir=newest --resume auto)
     assert_exit 0 "$TANDEM" train "${auto[@]}" -q
@@ -118,10 +118,10 @@ test_another_job() {
     assert_exit 4 "$TANDEM" train --resume runs/other --set parallel.lanes=8 --set seed=8
     assert_contains "$err" "parallel.lanes"
     assert_contains "$err" "seed"
-    # Refused means untouched, but for the log.
+    # A rejected resume changes nothing, except the log.
     rm -f before/log.jsonl runs/other/log.jsonl
     diff -r before runs/other || fail "a refused resume changed the run"
-    # What does not decide the result may differ.
+    # Keys that do not affect the result may differ.
     assert_exit 0 "$TANDEM" train --resume runs/other --set checkpoint.every_steps=1 \
         --set name=else --set eval.batch=3
     assert_equal "$(hash_in "$out")" "$whole" "the hash with other things that decide nothing"
@@ -135,7 +135,7 @@ test_other_data() {
     cmp -s good.csv data.csv && fail "the data did not change"
     assert_exit 4 "$TANDEM" train --resume runs/data
     assert_contains "$err" "other data"
-    # The same bytes somewhere else are the same data.
+    # The same bytes at another path are the same data.
     cp good.csv elsewhere.csv
     assert_exit 0 "$TANDEM" train --resume runs/data --set data.train=elsewhere.csv
     assert_whole runs/data
@@ -161,7 +161,7 @@ test_no_run_at_all() {
     assert_contains "$err" "no checkpoint"
 }
 
-# The key to raise is the one by which the job ends.
+# The message names the key by which the job ends.
 test_the_key_that_ends_it() {
     assert_exit 0 "$TANDEM" train job.yaml -q -n 1 --set run.dir=by-steps --set train.steps=7
     assert_exit 0 "$TANDEM" train --resume by-steps/tiny-1
@@ -176,7 +176,7 @@ test_the_key_that_ends_it() {
     assert_contains "$out" "increase train.epochs"
 }
 
-# Of a run that is training, and of one that was killed, before the first checkpoint.
+# For a run that is training, and for one that was killed, before the first checkpoint.
 test_no_checkpoint_yet() {
     local ranks pid
     for ranks in 1 2; do
@@ -193,7 +193,7 @@ test_no_checkpoint_yet() {
         wait "$pid" 2>/dev/null || true
         assert_exit 1 "$TANDEM" hash "early-$ranks/tiny-1"
         assert_contains "$err" "was stopped before its first one"
-        assert_exit 1 "$TANDEM" train --resume "early-$ranks/tiny-1" -n 1 # whose lock is its own
+        assert_exit 1 "$TANDEM" train --resume "early-$ranks/tiny-1" -n 1 # another process holds its lock
         assert_contains "$err" "was stopped before its first one"
     done
 }
@@ -215,7 +215,7 @@ test_training_further() {
     assert_contains "$err" "at step 20, which is after the last step 3"
 }
 
-# damaged HOW: the newest checkpoint was damaged; the one before it is taken, with a warning.
+# damaged HOW: the newest checkpoint was damaged; the previous one is used, with a warning.
 damaged() {
     assert_exit 0 "$TANDEM" train --resume runs/damaged
     assert_contains "$err" "warning: skipping a checkpoint"
@@ -240,7 +240,7 @@ test_damage() {
     done
 }
 
-# A file that is whole but not ours, or of a version to come: passing over it would lose work.
+# An intact file of another program, or of a future version: skipping it would lose work.
 test_a_checkpoint_of_another_kind() {
     copy kind
     LC_ALL=C sed -i 's/tandem-checkpoint-2/tandem-checkpoint-9/' runs/kind/$newest
@@ -268,7 +268,7 @@ test_damage_of_all() {
     assert_equal "$(find runs/all/checkpoints -name '*.safetensors' | wc -l)" 5 "checkpoints left"
 }
 
-# A damaged file of a later step must not count among those to keep, or the good one would go.
+# A damaged file of a later step must not count as one to keep, or the good one would be removed.
 test_damage_is_not_kept_instead_of_good_ones() {
     copy keep
     flip runs/keep/$newest

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `tandem run`: places in the environment, ends of all kinds, labels; nothing is left behind.
+# `tandem run`: ranks in the environment, exits of all kinds, labels; nothing is left behind.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -8,7 +8,7 @@ mkdir tmp
 export TMPDIR=$work/tmp
 unset TANDEM_RANK TANDEM_SIZE TANDEM_SECRET TANDEM_RENDEZVOUS TANDEM_RUN TANDEM_TRANSPORT TANDEM_JOB
 
-limit_s=60 # for whatever must happen in the end
+limit_s=60 # limit for events that must happen
 has_lines() { [ -e "$1" ] && [ "$(wc -l <"$1")" -ge "$2" ]; }
 # A program whose ranks write their ids to the file pids, and then sleep.
 cat >sleeper <<'SH'
@@ -105,11 +105,11 @@ test_exit_codes() {
     assert_exit 137 "$TANDEM" run -n 3 --run kept -- sh -c '[ $TANDEM_RANK != 2 ] || kill -9 $$'
     assert_contains "$err" "rank 2 was killed by signal 9 (Killed)"
     assert_contains "$err" "'tandem trace kept' shows"
-    # Others may see a rank fail, and be gone, before the kernel has taken it down: it is still to blame,
-    # unless it has made that of an error that it was told.
+    # Other ranks may detect a failed rank, and exit, before the kernel has reported its exit: the failed rank
+    # is still reported as the cause, unless it exited because of an error that it received.
     cat >late <<'SH'
 #!/bin/bash
-trap '' TERM # which comes to who is left over
+trap '' TERM # the remaining ranks receive it
 if [ $TANDEM_RANK = 0 ]; then until [ -e "late.$1" ]; do sleep 0.01; done; echo $$ >"late.$1"; exit 3; fi
 touch "late.$1"
 until [ -s "late.$1" ]; do sleep 0.01; done
@@ -122,12 +122,12 @@ SH
     assert_contains "$err" "rank 1 was killed by signal 9 (Killed)"
     assert_exit 3 "$TANDEM" run -n 2 --run kept -- ./late ABRT
     assert_contains "$err" "rank 0 exited with code 3"
-    # What is behind -- is the program's, also what looks like ours.
+    # Words after -- belong to the program, also if they look like options of tandem.
     assert_exit 0 "$TANDEM" run -n 1 -- echo --label -n 5 --help
     assert_equal "$out" "--label -n 5 --help" "the program's own options"
 }
 
-# The others are asked first, and may end in good order; who does not is killed.
+# The others get SIGTERM first, and may exit normally; a rank that does not is killed.
 test_failing_rank_ends_the_others() {
     cat >others <<'SH'
 #!/bin/bash
@@ -160,8 +160,8 @@ test_killed_rank() {
     all_gone "${pids[@]}" || fail "ranks are left"
 }
 
-# The ranks of a launcher that is killed outright are gone soon after it, stopped ones too: long before they
-# would end by themselves.
+# The ranks of a launcher that is killed end soon after it, also stopped ones: long before they would end by
+# themselves.
 test_killed_launcher() {
     rm -f pids
     "$TANDEM" run -n 4 -- ./sleeper &
@@ -175,7 +175,7 @@ test_killed_launcher() {
     rm -rf tmp/tandem-run-*
 }
 
-# Signals are passed on once; the second one kills.
+# Signals are forwarded once; the second one kills.
 test_interrupt() {
     cat >counter <<'SH'
 #!/bin/bash
@@ -187,7 +187,7 @@ while :; do sleep 0.05; done
 SH
     chmod +x counter
     rm -f pids
-    # A shell without job control starts background processes with SIGINT ignored: env puts it back.
+    # A shell without job control starts background processes with SIGINT ignored: env restores the default.
     env --default-signal=INT "$TANDEM" run -n 2 --run kept -- ./counter 2>err.txt &
     local launcher=$! code=0 pids
     wait_for $limit_s has_lines pids 2
@@ -211,17 +211,17 @@ SH
     assert_equal "$code" 130 "the code after SIGTERM, when all ranks ended well"
 }
 
-# At a terminal Ctrl-C goes to the whole foreground group: the ranks still hear it once.
+# On a terminal Ctrl-C reaches the whole foreground process group: the ranks still get it once.
 test_terminal() {
     command -v script >/dev/null || { echo "script is not there: no terminal to test with"; return; }
     rm -f pids count.*
-    # The terminal's driver makes the signal out of the byte 3.
+    # The terminal driver turns byte 3 into the signal.
     {
         wait_for $limit_s has_lines pids 2
         printf '\3'
         wait_for $limit_s has_lines count.0 1
         wait_for $limit_s has_lines count.1 1
-        sleep 0.3 # a second one would come now
+        sleep 0.3 # a second one would arrive now
         cat count.0 count.1 >heard
         printf '\3'
         mapfile -t pids <pids
@@ -259,7 +259,7 @@ test_labels() {
     # shellcheck disable=SC2016 # for the other shell
     assert_exit 1 bash -c '"$0" run -n 2 --label -- echo there >/dev/full' "$TANDEM"
     assert_contains "$err" "cannot write the output: No space left on device"
-    # Long lines stay whole, and every byte comes through.
+    # Long lines are not split, and every byte arrives.
     head -c 600000 /dev/urandom | tr -d '\n' >long.bin
     # shellcheck disable=SC2016 # for the ranks
     "$TANDEM" run -n 2 --label -- sh -c 'cat long.bin; echo' >labelled.bin
@@ -268,7 +268,8 @@ test_labels() {
     cat zero.bin one.bin >01.bin
     cat one.bin zero.bin >10.bin
     cmp -s labelled.bin 01.bin || cmp -s labelled.bin 10.bin || fail "bytes were changed or mixed"
-    # A rank's own child that keeps the pipe does not hold us up, and nobody who listens is fine.
+    # A child of a rank that keeps the pipe open does not delay the launcher, and a closed output is not an
+    # error.
     local start=$SECONDS
     assert_exit 0 "$TANDEM" run -n 1 --label -- sh -c 'sleep 30 & echo there'
     assert_equal "$out" "[0] there" "output"

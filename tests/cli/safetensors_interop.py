@@ -46,7 +46,7 @@ def read_by_hand(path):
 def check(path):
     raw, metadata, by_hand = read_by_hand(path)
     by_package = dict(deserialize(raw))
-    with safe_open(path, framework="np") as file:  # the memory-mapped way in
+    with safe_open(path, framework="np") as file:  # memory-mapped
         assert sorted(file.keys()) == sorted(by_hand), "safe_open sees other names"
         assert (file.metadata() or {}) == (metadata or {}), "safe_open sees other metadata"
         for name in file.keys():
@@ -93,7 +93,7 @@ def make_odd(path):
     tensors = {name: (names[array.dtype], array.shape, array.tobytes())
                for name, array in make_tensors().items()}
     tensors["a.bf16"] = ("BF16", (3, 5), bytes(range(30)))
-    tensors["a.single.byte"] = ("U8", (1,), b"x")  # what follows it lies unaligned
+    tensors["a.single.byte"] = ("U8", (1,), b"x")  # so that the next one is unaligned
     header = {}
     data = b""
     for name in sorted(tensors):

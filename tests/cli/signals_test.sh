@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Interruptions: Ctrl-C, SIGTERM and kill -9 at random moments, and the way on from there. Whatever
-# happened on the way, the end must be that of an undisturbed run: the same state, the same metrics.
-# The moments are random by a seed that is printed; TANDEM_TEST_SEED repeats one.
+# Interruptions: Ctrl-C, SIGTERM and kill -9 at random times, and resuming afterwards. In every case the run
+# must end like an undisturbed one: the same state, the same metrics. The times are derived from a seed that
+# is printed; TANDEM_TEST_SEED repeats one.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -12,8 +12,7 @@ RANDOM=$seed
 printf 'seed: %s\n' "$seed"
 make_data 150 data.csv
 make_job job.yaml
-# 60 epochs of 8 steps with a shorter last batch; a checkpoint every 20 steps, so that a kill can
-# fall into the writing of one.
+# 60 epochs of 8 steps with a shorter last batch; a checkpoint every 20 steps, so that a kill can hit a save.
 common=(--set train.batch=17 --set run.log_every_steps=7
     --set data.test_fraction=0.1 --set eval.every_epochs=10 --set model.dropout=0.2
     --set checkpoint.every_steps=20 --set checkpoint.every_epochs=50)
@@ -25,18 +24,19 @@ whole=$(hash_in "$out")
 steady_metrics whole/tiny-1/metrics.jsonl >whole.metrics
 [ "$(wc -l <whole.metrics)" -gt 70 ] || fail "too few lines of metrics to tell anything"
 
-# Sleeps for a random part of half the time that the whole run takes.
+# Sleeps for a random part of half the duration of the whole run.
 sleep_somewhat() {
     sleep "$(awk -v ms="$duration_ms" -v r="$RANDOM" 'BEGIN { printf "%.4f", r / 65536 * ms / 1000 }')"
 }
 
-# disturb SIGNAL RUNS: trains in RUNS/tiny-1, sends the signal at a random moment, SIGKILL to all as in a
-# power cut, resumes with another number of workers, and so on until the end. Counts what hit in $hits.
+# disturb SIGNAL RUNS: trains in RUNS/tiny-1, sends the signal at a random time (SIGKILL to all processes, as
+# in a power failure), resumes with another number of workers, and repeats this until the end. Counts the
+# effective signals in $hits.
 hits=0
 disturb() {
     local signal=$1 run=$2/tiny-1 words=(job.yaml) code pid tries
     for ((tries = 0; tries < 200; tries++)); do
-        : >run.err # or words of the last try would still be there when a signal comes very early
+        : >run.err # otherwise messages of the previous attempt would remain if a signal arrives very early
         "$TANDEM" train "${words[@]}" "${common[@]}" --set train.epochs=60 --set run.dir="$2" -q \
             -n $((RANDOM % 4 + 1)) >run.out 2>run.err &
         pid=$!
@@ -82,7 +82,7 @@ test_random_interruptions() {
     done
 }
 
-# The summary in $out tells of a stop: its state is that of an undisturbed run of as many steps.
+# The summary in $out reports a stop: its state is that of an undisturbed run of as many steps.
 assert_stopped_state() {
     local step hash
     step=$(sed -n 's/^stopped at step \([0-9]*\):.*/\1/p' <<<"$out")
@@ -94,7 +94,7 @@ assert_stopped_state() {
     assert_equal "$(hash_in "$out")" "$hash" "the hash of an undisturbed run of $step steps"
 }
 
-# A signal that comes before the first step, or soon after.
+# A signal that arrives before the first step, or soon after.
 test_the_earliest_interruption() {
     assert_exit 130 early_interruption
     assert_contains "$out" "to resume"
@@ -109,7 +109,7 @@ early_interruption() {
     wait "$pid"
 }
 
-# The printed command, run as it stands, by a shell, with names that a shell would trip over.
+# The printed command, executed unchanged by a shell, with names that need quotes.
 test_the_way_on() {
     local place="it's a \"place\" with \$HOME" way
     mkdir bin "$place"
@@ -163,7 +163,7 @@ test_twice_is_at_once() {
     assert_equal "$(cat large.out)" "" "what it printed after the second Ctrl-C"
 }
 
-# While a run is trained, nobody else gets in; the one inside is not disturbed.
+# While a run is active, no other process can train in it; the active one is not affected.
 test_a_run_in_use() {
     "$TANDEM" train job.yaml "${common[@]}" --set run.dir=used --set train.epochs=100000 -q \
         >used.out 2>used.err &
@@ -195,7 +195,7 @@ saving_run() { # saving_run COUNT: workers
         --set checkpoint.every_epochs=never --set checkpoint.keep=all --set eval.every_epochs=never \
         >saves.out 2>saves.err &
 }
-# is_past STEP: training has come further.
+# is_past STEP: training has passed it.
 is_past() { [ "$(tail -1 saves/tiny-1/metrics.jsonl | json_value step)" -gt "$1" ]; }
 # The run has trained more steps since its newest checkpoint; it ends with another one.
 end_saving_run() { # end_saving_run PID

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Another user of the host, and a run's directory that somebody else has filled: they neither keep a run from
-# continuing nor make it write elsewhere. Needs root, to become another user; without it the test is skipped.
+# Another user of the host, and a run directory to which another user has written: they can neither prevent a
+# run from continuing nor make it write elsewhere. Needs root, to become another user; without it the test is
+# skipped.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -19,7 +20,7 @@ train_once() { # train_once FOLDER: a run with a checkpoint that can be resumed
 }
 resume() { "$TANDEM" train --resume "$1/tiny-1" --set train.epochs=4; }
 
-# A user who may open the file of a lock may hold the lock.
+# A user who can open the file of a lock can hold the lock.
 test_nobody_else_holds_the_lock() {
     train_once locked
     assert_equal "$(stat -c %a locked/tiny-1/lock)" 600 "the mode of the lock"
@@ -44,11 +45,11 @@ test_links_are_not_followed() {
     done
 }
 
-# The directory of running sessions in /tmp is taken: there is another place.
+# The runtime directory in /tmp belongs to another user: another one is used.
 test_a_taken_name_in_tmp() {
     rm -rf "/tmp/tandem-$stranger"
     mkdir "/tmp/tandem-$stranger" # root's
-    mkdir home runs bin # the program may be in a directory that a stranger may not enter
+    mkdir home runs bin # the program may be in a directory that another user may not enter
     cp "$TANDEM" "$(dirname "$TANDEM")"/libtandem.so.0 bin/
     chown $stranger home runs
     assert_exit 0 as_stranger env -u TANDEM_RUNTIME -u XDG_RUNTIME_DIR HOME="$work/home" \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A model of texts from end to end: training, the same bits for any number of workers, resuming,
-# evaluation, and `tandem generate`.
+# A text model from end to end: training, the same bits for any number of workers, resuming, evaluation, and
+# `tandem generate`.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -48,7 +48,7 @@ trained=$out run=runs/text-1
 test_it_learns() {
     local loss
     loss=$(json_value test_loss <<<"$trained")
-    # The 24 characters, drawn by their frequency, have an entropy above 2.7.
+    # The entropy of the frequencies of the 24 characters is above 2.7.
     awk -v loss="$loss" 'BEGIN { exit !(loss > 0 && loss < 2.2) }' || fail "the test loss is $loss"
 }
 
@@ -95,7 +95,7 @@ test_eval() {
     assert_exit 0 "$TANDEM" eval "$run" --data other.txt
     { cat other.txt; echo "the cat sees a Zebra."; } >strange.txt
     assert_exit 1 "$TANDEM" eval "$run" --data strange.txt
-    assert_contains "$err" "strange.txt: line 51: the character 'Z' (U+005A) is none of"
+    assert_contains "$err" "strange.txt: line 51: the character 'Z' (U+005A) is not one of"
 }
 
 test_a_test_file() {
@@ -112,13 +112,13 @@ test_a_test_file() {
     assert_contains "$err" "latin.txt: line 1, byte 3 (from 0): 0xe9 is not UTF-8"
     echo short >short.txt
     assert_exit 1 "$TANDEM" train job.yaml -q --set data.train=short.txt --set run.dir=tested
-    assert_contains "$err" "6 characters are too few"
+    assert_contains "$err" "6 characters are not enough"
     tr -c x x <text.txt >one.txt
     assert_exit 2 "$TANDEM" train job.yaml -q --set data.train=one.txt --set run.dir=tested
     assert_contains "$err" "repeats a single character"
 }
 
-# A larger vocabulary than the text has: spare tokens, which are never written.
+# A larger vocabulary than that of the text: spare tokens, which are never generated.
 test_spare_tokens() {
     assert_exit 0 "$TANDEM" train job.yaml -q --set train.steps=3 --set model.vocabulary=300 \
         --set run.dir=spare
@@ -141,7 +141,7 @@ test_generate() {
     assert_exit 0 "$TANDEM" generate "$run" --prompt "the cat" -n 60 --seed 2
     [ "$out" != "$first" ] || fail "another seed wrote the same: $out"
     assert_exit 0 "$TANDEM" generate "$run" -n 60 --seed 4294967297
-    # More of it begins the same.
+    # A longer text begins the same.
     assert_exit 0 "$TANDEM" generate "$run" --prompt "the cat" -n 90
     assert_equal "${out:0:50}" "${first:0:50}" "how a longer text begins"
 }
@@ -158,7 +158,7 @@ test_greedy() {
 }
 
 test_long_prompts() {
-    # Of a long prompt the last 24 characters count; all of it is shown.
+    # Of a long prompt only the last 24 characters are used; all of it is printed.
     local tail="the old man sees the cat" head="every child likes my aunt at home. "
     assert_exit 0 "$TANDEM" generate "$run" --prompt "$tail" -n 30 -t 0
     local short=$out
@@ -179,7 +179,7 @@ test_generate_json() {
 
 test_bad_input() {
     assert_exit 1 "$TANDEM" generate "$run" --prompt "the Cat"
-    assert_contains "$err" "the prompt: line 1: the character 'C' (U+0043) is none of"
+    assert_contains "$err" "the prompt: line 1: the character 'C' (U+0043) is not one of"
     assert_exit 1 "$TANDEM" generate "$run" --prompt $'\xff'
     assert_contains "$err" "the prompt: line 1, byte 0 (from 0): 0xff is not UTF-8"
     local bad
@@ -198,7 +198,7 @@ test_bad_input() {
     assert_contains "$err" "tandem generate"
 }
 
-# A CSV that is called .txt is still a CSV for a model that takes one.
+# A CSV file named .txt is still read as CSV for a model of features.
 test_names_do_not_matter_to_other_models() {
     make_data 90 data.txt
     assert_exit 0 "$TANDEM" train job.yaml -q --set data.train=data.txt --set model.kind=mlp \

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Threads of workers: the same bits for any number of them, in training, in a run that is resumed with
-# another number, in evaluation, prediction and generation; and no collapse where there are more threads
-# than CPUs.
+# Threads of workers: the same bits for any number of them, in training, in a run that is resumed with another
+# number, in evaluation, prediction and generation; and no large slowdown with more threads than CPUs.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -25,7 +24,7 @@ parallel: {lanes: 2}
 YAML
 }
 
-# one_cpu COMMAND...: where a CPU is all that a process may use, auto is one thread.
+# one_cpu COMMAND...: with one CPU available to the process, auto is one thread.
 one_cpu() {
     taskset -c "$(taskset -cp $$ | sed 's/.*: *\([0-9]*\).*/\1/')" "$@"
 }
@@ -86,7 +85,7 @@ test_looking_at_models() {
     rm -r runs
 }
 
-# cpu_of COMMAND...: the CPU time in milliseconds that it and what it started took.
+# cpu_of COMMAND...: the CPU time in milliseconds of the command and its child processes.
 cpu_of() {
     local TIMEFORMAT='%U %S'
     { time "$@" >/dev/null 2>&1; } 2>&1 | awk '{ printf "%d", 1000 * ($1 + $2) }'

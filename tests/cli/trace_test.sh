@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# `tandem trace`: what ranks did last, who waits for whom, and the picture; of the dead and the living.
+# `tandem trace`: the last actions of the ranks, which rank waits for which, and the JSON output; for dead
+# ranks and for living ones.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -51,8 +52,8 @@ test_running_ranks() {
     assert_lacks "$out" "running"
 }
 
-# Real ranks, of which the last comes late: who waits, for whom, and the culprit. A signal that asks for
-# a dump does no harm; and in the end all is well.
+# Real ranks, of which the last is late: which ranks wait, for which one, and the cause. A signal that
+# requests a dump has no other effect; and at the end all ranks succeed.
 test_ranks_that_hang() {
     TANDEM_DUMP_SIGNAL=USR2 "$TANDEM" run -n 3 --run hang -- "$(dirname "$writer")/comm_late" go &
     local launcher=$! end=$((SECONDS + 60)) pid

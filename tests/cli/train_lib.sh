@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# train_lib.sh: small data, a small job, and a way to run the functions test_... of a script.
+# train_lib.sh: small data, a small job, and a function that runs the functions test_... of a script.
 
 # make_data COUNT FILE [SEED]: three classes around three points, in five columns.
 make_data() {
@@ -48,12 +48,12 @@ run_tests() {
     [ "$count" -gt 0 ] || fail "no test has '${1:-}' in its name"
 }
 
-# The lines of metrics without what differs from run to run.
+# The lines of metrics without the values that differ from run to run.
 steady_metrics() {
     sed 's/,"samples_per_s":.*/}/' "$1"
 }
 
-# The state's hash that a run's summary or JSON in $out tells.
+# The state hash in a run's summary or JSON in $out.
 hash_in() {
     sed -n 's/.*\(state hash *\|"hash":"\)\([0-9a-f]\{64\}\).*/\2/p' <<<"$1"
 }

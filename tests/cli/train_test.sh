@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `tandem train`: the same job gives the same state, whatever the number of workers; what the run's
-# directory holds; which mistakes start nothing; how a run that diverges ends.
+# `tandem train`: the same job gives the same state for any number of workers; the contents of the run
+# directory; errors that start nothing; the end of a run that diverges.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -51,7 +51,7 @@ test_a_numeric_target() {
     rm -r target
 }
 
-# Characters that a shell passes on as they are, and that YAML takes for nothing.
+# Characters that a shell passes on unchanged, and that have no meaning in YAML.
 test_a_blank_delimiter() {
     local value
     tr , ' ' <data.csv >blank.csv
@@ -127,7 +127,7 @@ metrics.jsonl" "the files of a run"
     assert_exit 0 "$TANDEM" train job.yaml -n 2 --set run.dir=held --quiet
     assert_equal "$err" "" "words of a quiet run"
     [ -d held/tiny-2 ] || fail "the second run is not tiny-2"
-    # A number is not given twice, even when the run that had it is gone.
+    # A number is not used again, even if its run was removed.
     rm -r held/tiny-1
     assert_exit 0 "$TANDEM" train job.yaml --set run.dir=held --json
     assert_equal "$(json_value run <<<"$out")" "$PWD/held/tiny-3" "the third run"
@@ -188,7 +188,7 @@ test_what_starts_nothing() {
     bad_start 1 "empty.csv" job.yaml --set data.train=empty.csv
 }
 
-# A learning rate that no model survives: exit 3, and what is on disk is finite.
+# A learning rate with which every model diverges: exit 3, and all numbers on disk are finite.
 test_divergence() {
     assert_exit 3 "$TANDEM" train job.yaml --set run.dir=diverged --set optim.kind=sgd \
         --set optim.lr=1e300 --set checkpoint.every_steps=1
@@ -198,7 +198,7 @@ test_divergence() {
     assert_contains "$err" "no checkpoint was written before"
     assert_equal "$(ls diverged/tiny-1/checkpoints)" "" "checkpoints of a first step that diverged"
     local file
-    # Diverging later: the checkpoints before it stay, and training can be resumed up to there.
+    # Diverging later: earlier checkpoints are kept, and training can be resumed up to that step.
     assert_exit 3 "$TANDEM" train job.yaml --set run.dir=later --set optim.kind=sgd \
         --set optim.lr=3000 --set optim.momentum=0.99 --set checkpoint.every_steps=1 \
         --set checkpoint.keep=all --set train.steps=3000 --set model.activation=relu
@@ -207,7 +207,7 @@ test_divergence() {
     for file in later/tiny-1/checkpoints/*; do
         non_finite "$file" && fail "$file holds numbers that are not finite"
     done
-    # ... and the check above can tell:
+    # ... and the check above can fail:
     printf '\x02\0\0\0\0\0\0\0{}\0\0\x80\x3f\0\0\xc0\x7f' >nan
     non_finite nan || fail "a NaN was not seen"
 }

@@ -1,11 +1,11 @@
 /*
- * agent_test.c: agents with real workers, which are really killed.
+ * agent_test.c: agents with real workers, which are killed.
  *
- *   agent_test [PART]     the tests; it starts agent_test --worker MODE as workers
+ *     agent_test [PART]     the tests; it starts agent_test --worker MODE as workers
  *
- * An agent runs in a separate process, with a local store in a temporary directory. The tests check
- * what other processes can see: the store, and which processes are alive. Every wait has a deadline
- * of many seconds; speed is not tested.
+ * An agent runs in a separate process, with a local store in a temporary directory. The tests check what other
+ * processes can observe: the store, and which processes are alive. Every wait has a deadline of many seconds;
+ * speed is not tested.
  */
 #include "check.h"
 #include "kv/kv.h"
@@ -179,7 +179,8 @@ static bool await_death(pid_t pid)
 {
     double until_s = tdm_clock_s() + WAIT_S;
     while (lives(pid) && tdm_clock_s() < until_s) {
-        waitpid(pid, NULL, WNOHANG); /* it is ours, now that its agent is gone */
+        /* its parent is now this process, because its agent has ended */
+        waitpid(pid, NULL, WNOHANG);
         usleep(2000);
     }
     return !lives(pid);
@@ -253,7 +254,7 @@ static void a_killed_worker_is_told_and_replaced(void)
     CHECK(lives(first) && lives(other));
     CHECK_INT(kill(first, SIGKILL), 0);
     CHECK(await("dead/", 1));
-    CHECK(await("members/", 3)); /* this test's records hang on no lease */
+    CHECK(await("members/", 3)); /* the records of this test have no lease */
     tdm_kv_item *items;
     tdm_arena *arena = tdm_arena_create("list");
     if (list("dead/", arena, &items) == 1) {
@@ -263,7 +264,7 @@ static void a_killed_worker_is_told_and_replaced(void)
     }
     tdm_arena_destroy(arena);
     CHECK(lives(other));
-    CHECK_INT(kill(a.pid, SIGTERM), 0); /* they end, and nobody comes after them */
+    CHECK_INT(kill(a.pid, SIGTERM), 0); /* they end, and are not replaced */
     outcome out = finish(a);
     CHECK_INT(out.status, TDM_OK);
     CHECK_INT(out.result.restarts, 1);
@@ -350,10 +351,11 @@ static void workers_outlive_their_agent(void)
                 seen[view.members[i].slot] = true;
     CHECK(seen[0] && seen[1] && seen[2]);
     tdm_arena_destroy(arena);
-    CHECK_INT(kill(next.pid, SIGTERM), 0); /* asks a guest's workers to leave, through the store */
+    /* requests through the store that the workers of a guest leave */
+    CHECK_INT(kill(next.pid, SIGTERM), 0);
     CHECK(await("wishes/leave/", 1));
-    usleep(1200000);                       /* two within a second count as one */
-    CHECK_INT(kill(next.pid, SIGTERM), 0); /* and killed by the second signal */
+    usleep(1200000);                       /* two signals within a second count as one */
+    CHECK_INT(kill(next.pid, SIGTERM), 0); /* the second signal kills it */
     CHECK_INT(finish(next).status, TDM_OK);
     CHECK(lives(pids[0]) && lives(pids[1]));
     for (int i = 0; i < 2; i++) {
@@ -382,12 +384,12 @@ static void who_does_not_end_is_killed(void)
     close_store();
 }
 
-/* An agent that waits for the time of a restart does not wait any more when it is stopped. */
+/* A stop request ends the agent's pause before a restart. */
 static void a_planned_restart_delays_no_stop(void)
 {
     open_store();
     agent a = start_agent("die", (tdm_agent_options){.count = 1, .backoff_s = 20, .grace_s = 60});
-    CHECK(await("dead/", 2)); /* the first restart has no pause */
+    CHECK(await("dead/", 2)); /* the first restart has no delay */
     usleep(200 * 1000);
     double asked_s = tdm_clock_s();
     CHECK_INT(kill(a.pid, SIGTERM), 0);
@@ -412,8 +414,9 @@ static void put_epoch(int number, const char *const *ids, size_t count)
     put_epoch_of("here", number, ids, count);
 }
 
-/* A stopped worker, without which the others continue, gets a replacement with another slot. It is
- * left alone until the end: then it cannot handle SIGTERM, and is killed after the grace period. */
+/* The others continue without a stopped worker, and a replacement in another slot takes its place. The agent
+ * does not kill the stopped worker before the end. Then it cannot handle SIGTERM, and is killed after the grace
+ * period. */
 static void a_fenced_worker_is_replaced(void)
 {
     open_store();
@@ -426,7 +429,7 @@ static void a_fenced_worker_is_replaced(void)
         const char *ids[2] = {view.members[0].id, view.members[1].id};
         stopped = (pid_t)view.members[1].pid;
         CHECK_INT(kill(stopped, SIGSTOP), 0);
-        /* The agent must have seen it in an epoch, before the one that is without it. */
+        /* The agent must have observed it in an epoch before the epoch without it. */
         size_t count = 2;
         for (unsigned pause_ms = 300; count < 3 && pause_ms < 3000; pause_ms *= 2) {
             tdm_kv_item *items;
@@ -582,11 +585,12 @@ static void sessions_are_held_and_cleared_up(void)
     CHECK_INT(tdm_session_list(arena, &places, &count, &err), TDM_OK);
     CHECK_INT(count, 1);
     CHECK_TEXT(count == 1 ? places[0].session : "", "one");
-    CHECK_HAS(count == 1 ? places[0].store : "", "/runtime/one.store"); /* the first one's word */
+    /* the first error reported is the result */
+    CHECK_HAS(count == 1 ? places[0].store : "", "/runtime/one.store");
     tdm_session_hold_release(&one);
     CHECK_INT(tdm_session_list(arena, &places, &count, &err), TDM_OK);
     CHECK_INT(count, 1);
-    /* A process that holds it, and is killed. */
+    /* A process that holds the lock, and is killed. */
     pid_t pid = fork();
     if (pid == 0) {
         tdm_session_hold dead;
@@ -601,7 +605,7 @@ static void sessions_are_held_and_cleared_up(void)
     CHECK_INT(tdm_session_list(arena, &places, &count, &err), TDM_OK);
     CHECK_INT(count, 1);
     CHECK(!tdm_path_exists(path));
-    /* A store without a lock file is left over from a session that has ended; one that is held stays. */
+    /* A store without a lock file was left over by a session that has ended; a locked one stays. */
     tdm_kv *kv = NULL;
     tdm_kv_options held = {.url = places[0].store};
     CHECK_INT(tdm_kv_open(&held, &kv, &err), TDM_OK);
@@ -620,7 +624,7 @@ static void sessions_are_held_and_cleared_up(void)
     const char *const *names;
     CHECK_INT(tdm_dir_list(path, arena, &names, &count, &err), TDM_OK);
     CHECK_INT(count, 0);
-    /* Others could look into it. */
+    /* Other users could read it. */
     CHECK_INT(chmod(path, 0755), 0);
     CHECK_INT(tdm_session_list(arena, &places, &count, &err), TDM_ERR_INVALID);
     CHECK_HAS(err.message, "chmod 700");
@@ -694,12 +698,12 @@ static void tasks_follow_their_first(void)
     CHECK_INT(end_of(one), 42);
     CHECK_INT(end_of(two), 42);
     CHECK_INT(end_of(three), 42);
-    /* It is killed; and there is none, so that a signal is what ends the search. */
+    /* The leader is killed; without a leader, a signal ends the search. */
     two = start_task(name, 1, 2, false);
     CHECK_INT(end_of(start_task(name, 0, 2, true)), 128 + SIGKILL);
     CHECK_INT(end_of(two), 51);
     struct sigaction action = {.sa_handler = on_signal}, before;
-    sigaction(SIGTERM, &action, &before); /* it has this from its beginning */
+    sigaction(SIGTERM, &action, &before); /* blocked from the start of the process */
     two = start_task(name, 1, 2, false);
     sigaction(SIGTERM, &before, NULL);
     kill(two, SIGTERM);

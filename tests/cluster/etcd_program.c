@@ -41,7 +41,7 @@ static void exercise(const tdm_kv_options *options)
 
 typedef struct tally {
     long done, unsure; /* swaps */
-    double worst_s;    /* longest time between two that succeeded */
+    double worst_s;    /* longest time between two calls that succeeded */
 } tally;
 
 /* Adds one to the number in "count". False: it is unknown whether the swap was executed. */

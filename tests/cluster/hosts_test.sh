@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sessions on several hosts, by ssh and etcd. The hosts are this one under two names, each with a runtime
-# separate directory, and ssh is a script that starts a shell; etcd is a real one on the loopback device.
+# Sessions on several hosts, by ssh and etcd. The hosts are this one under two names, each with a separate
+# runtime directory, and ssh is a script that starts a shell; etcd is a real one on the loopback device.
 # Without etcd (make setup-etcd installs it) this test is skipped (77).
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
@@ -23,7 +23,8 @@ SH
 chmod +x ssh
 export TANDEM_SSH="$work/ssh"
 
-# Two ports below those that the system hands out, and that nobody has; etcd_test.sh has those below 26000.
+# Two ports below those that the system assigns, and that no process uses; etcd_test.sh uses those below
+# 26000.
 is_taken() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 port=$((26000 + RANDOM % 3000 * 2))
 while is_taken $port || is_taken $((port + 1)); do port=$((26000 + RANDOM % 3000 * 2)); done
@@ -41,7 +42,7 @@ wait_for 60 answers
 
 tandem() { timeout "$deadline" "$TANDEM" "$@"; }
 there() { "$TANDEM" ps --store "$store" --json; }
-# Sessions outlive their launchers: what a failed check leaves is ended here.
+# Sessions outlive their launchers: those left by a failed check are ended here.
 clean_up() {
     local pid
     for pid in $(there 2>/dev/null | grep -oE '"(agent_)?pid":[0-9]+' | sort | grep -oE '[0-9]+'); do
@@ -77,7 +78,7 @@ test_hosts_come_and_go() {
         kill -9 "$pid"
         wait_for "$deadline" is_replaced "$pid"
     done
-    # The secret is not in the store: a host that does not have it, or has another, is told so.
+    # The secret is not in the store: a host without it, or with another one, gets an error.
     assert_lacks "$(ETCDCTL_API=3 etcdctl --endpoints "$url" get --prefix tandem/)" of-this-test
     assert_exit 1 env TANDEM_RUNTIME="$work/runtime-gamma" "$TANDEM" join tiny-1 --host gamma --store "$store"
     assert_contains "$err" "does not have the secret of session"
@@ -103,7 +104,7 @@ test_hosts_come_and_go() {
     assert_equal "$code" 130 "the launcher's code, after $(cat launcher.err)"
     wait_for "$deadline" is_clean
 }
-# Two ranks train again, and none of them is that process.
+# Two ranks train again, and neither of them is that process.
 is_replaced() {
     local now
     now=$(there)
@@ -111,8 +112,8 @@ is_replaced() {
     [[ $now != *"\"pid\":$1,"* ]] && [ "$(grep -o '"rank":' <<<"$now" | wc -l)" -eq 2 ]
 }
 
-# as_tasks WORDS...: what srun would start on two nodes, two tasks on the first and one on the second, in the
-# background: $tasks. Slurm itself is not needed for what its variables say.
+# as_tasks WORDS...: the processes that srun would start on two nodes, two tasks on the first and one on the
+# second, in the background: $tasks. Slurm itself is not needed, only its variables.
 as_tasks() {
     local i node
     tasks=()
@@ -127,7 +128,7 @@ as_tasks() {
     done
 }
 slurm_job=0 around=()
-# tasks_end CODE: they end with that code, all of them, and leave nothing.
+# tasks_end CODE: all tasks end with that code, and leave nothing behind.
 tasks_end() {
     local node
     wait_for_tasks "$1"
@@ -137,8 +138,8 @@ tasks_end() {
     done
 }
 
-# Tasks of two nodes: a worker is killed, and replaced by its agent; then, in the same step of Slurm's, it is
-# all done once more; then a signal to all.
+# Tasks of two nodes: a worker is killed, and replaced by its agent; then the same is repeated in the same
+# Slurm step; then all tasks get a signal.
 test_tasks_of_two_nodes() {
     assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=nodes
     local want
@@ -160,8 +161,8 @@ $want" "the hashes of two nodes"
     assert_exit 0 tandem hash nodes-stop/tiny-1
 }
 
-# A launcher that was cut off while its session ended, and was removed from the store, ends all the same: here it
-# is stopped, and its record is taken away.
+# A launcher that was disconnected while its session ended, and was removed from the store, ends nevertheless:
+# here it is stopped, and its record is removed.
 test_a_launcher_that_missed_the_end() {
     "$TANDEM" train job.yaml -q --hosts alpha:1,beta:1 --store "$store" --remote-tandem "$TANDEM" \
         "${long[@]}" --set run.dir=late >late.out 2>late.err &
@@ -177,7 +178,7 @@ test_a_launcher_that_missed_the_end() {
     wait "$launcher" || code=$?
     assert_equal "$code" 130 "the launcher's code, after $(cat late.err)"
 }
-# The store is silent when the last checkpoint is to get its name: it gets it later.
+# The store does not respond when the last checkpoint is to be renamed: it is renamed later.
 test_a_silent_store_at_the_end() {
     assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=quiet-one
     local want worker launcher code=0
@@ -190,7 +191,7 @@ test_a_silent_store_at_the_end() {
     worker=$(cat at-end)
     wait_for "$deadline" is_stopped "$worker"
     kill -STOP "$etcd"
-    wait_for "$deadline" is_stopped "$etcd" # its threads stop one after the other, and one alone may still answer
+    wait_for "$deadline" is_stopped "$etcd" # its threads stop one after the other, and one alone may still respond
     kill -CONT "$worker"
     wait_for "$deadline" grep -qs 'leaves epoch .* no etcd server' quiet/tiny-1/log.jsonl
     kill -CONT "$etcd"

@@ -59,7 +59,8 @@ typedef struct exercise_writer {
     int failures;
 } exercise_writer;
 
-/* Two handles that wait for each other, many times; nothing may get lost between look and wait. */
+/* Two handles that wait for each other, many times: no change may be missed between a read and the following
+ * wait. */
 void exercise_waits(const tdm_kv_options *options, int rounds);
 
 /* ---- several processes ----------------------------------------------------------------------- */

@@ -1,11 +1,12 @@
 /*
- * algorithms_test.c: the programs of every algorithm, run in memory against plain results.
+ * algorithms_test.c: executes the programs of every algorithm in memory and compares the results with a plain
+ * reference.
  *
- * Numbers belong to lanes, and a lane's numbers are a function of its index and the place, so the
- * expected sums are computed from the lanes alone, by a plain walk of the tree. What each rank brings
- * and gets is compared with that bit for bit, for many sizes, counts, types, placements of lanes, in
- * place and not, cut and whole; with a function that neither commutes nor associates wherever the
- * canonical order is promised. Bytes, messages and steps are held against what the headers say.
+ * The numbers of a lane are a function of its index and the element, so the expected sums are computed from the
+ * lanes alone, by a simple traversal of the tree. The output of each rank is compared with that bit for bit,
+ * for many sizes, counts, types and placements of lanes, in place and not in place, in one segment and in
+ * several. Where the canonical order is guaranteed, also with a function that is neither commutative nor
+ * associative. Bytes, messages and steps are compared with the numbers in the headers of the algorithms.
  */
 #include "comm/comm.h"
 #include "program_world.h"
@@ -26,7 +27,7 @@ static const size_t counts[] = {0, 1, 2, 7, 64, 1000, 100003};
 
 /* ---- numbers ----------------------------------------------------------------------------------- */
 
-/* Neither commutes nor associates: any other order than the tree's gives other numbers. */
+/* Neither commutative nor associative: any order other than the tree's gives other numbers. */
 static void odd_reduce(void *into, const void *from, size_t count, void *user)
 {
     uint16_t *x = into;
@@ -35,7 +36,7 @@ static void odd_reduce(void *into, const void *from, size_t count, void *user)
     ++*(int *)user;
 }
 
-/* Element `i` of a lane's numbers. Small whole numbers where a ring adds floats. */
+/* Element `i` of a lane's numbers. Small whole numbers if a ring adds floats. */
 static void fill(void *out, tdm_dtype dtype, int64_t lane, size_t first, size_t count, bool small)
 {
     uint8_t *at = out;
@@ -70,7 +71,8 @@ typedef struct trial {
     tdm_reduce reduce;
     int root;
     bool in_place;
-    bool at_slice; /* in place: a slice's result goes where the slice lies, not to the start */
+    /* in place: the result of a slice is written to the offset of the slice, not to the start */
+    bool at_slice;
     const tdm_lanes *lanes;
     const size_t *cuts;
     uint32_t segment_bytes;
@@ -80,10 +82,10 @@ typedef struct trial {
 typedef struct buffers {
     uint8_t *in, *out; /* in: NULL when in place */
     size_t in_bytes, out_bytes;
-    uint8_t *out_before; /* the guard in front of out */
+    uint8_t *out_before; /* the guard before `out` */
     void **parts;
     uint8_t *part_copies;
-    int part_count, own_part; /* which of the parts the result is written to; -1: none */
+    int part_count, own_part; /* index of the part to which the result is written; -1: none */
 } buffers;
 
 static tdm_extent slice_of(const trial *t, int rank)
@@ -97,7 +99,7 @@ static size_t slice_count(const trial *t, int rank)
     return slice_of(t, rank).count;
 }
 
-/* How many elements a rank's `in` and `out` have. */
+/* The number of elements of a rank's `in` and `out`. */
 static size_t in_count(const trial *t, int rank)
 {
     switch (t->kind) {
@@ -133,7 +135,7 @@ static tdm__reducer reducer_of(const trial *t, int *calls)
     return (tdm__reducer){t->dtype, t->reduce, odd_reduce, calls};
 }
 
-/* The numbers of a node of the tree, from its lanes; false when all of them are absent. */
+/* The numbers of a node of the tree, from its lanes; false if all of them are absent. */
 static bool node_value(const trial *t, int64_t lane_count, int64_t node, int64_t lanes_here,
                        uint8_t *out)
 {
@@ -181,7 +183,7 @@ static bool guards_whole(const uint8_t *before, size_t bytes)
     return true;
 }
 
-/* What a rank has in its hands before the call. */
+/* The input of a rank before the call. */
 static void fill_input(const trial *t, int rank, uint8_t *in)
 {
     size_t first = 0;
@@ -200,7 +202,7 @@ static void make_parts(const trial *t, world *w, int rank, buffers *b, tdm_call 
     b->parts = tdm_arena_array(w->arena, (size_t)b->part_count, sizeof(void *));
     b->part_copies = tdm_arena_alloc(w->arena, (size_t)b->part_count * bytes, 0);
     for (int i = 0; i < b->part_count; i++) {
-        /* In place: the first part is in `out`, where that is large enough. */
+        /* In place: the first part is in `out`, if that is large enough. */
         bool at_out = t->in_place && !t->cuts && i == 0 && b->out_bytes >= bytes;
         b->parts[i] = at_out ? b->out : tdm_arena_alloc(w->arena, bytes, 0);
         CHECK(node_value(t, t->lanes->lane_count, nodes[i], t->lanes->lane_count, b->parts[i]));
@@ -209,7 +211,7 @@ static void make_parts(const trial *t, world *w, int rank, buffers *b, tdm_call 
     call->lanes = t->lanes;
     call->parts = (const void *const *)b->parts;
     if (t->cuts && t->in_place && b->part_count && t->kind == TDM_CALL_REDUCE_SCATTER) {
-        b->own_part = b->part_count - 1; /* the slice goes to its place in the last part */
+        b->own_part = b->part_count - 1; /* the slice is written to its offset in the last part */
         call->out = (uint8_t *)b->parts[b->own_part] +
                     slice_of(t, rank).first * tdm_dtype_bytes(t->dtype);
     }
@@ -249,7 +251,7 @@ static void make_buffers(const trial *t, world *w, int rank, buffers *b)
     if (t->lanes) make_parts(t, w, rank, b, call);
 }
 
-/* What a rank should have in `out` afterwards. */
+/* The expected contents of `out` after the call. */
 static void expected_output(const trial *t, int rank, const uint8_t *sum, uint8_t *out)
 {
     size_t unit = tdm_dtype_bytes(t->dtype);
@@ -308,7 +310,7 @@ static bool trial_fits(const trial *t)
     return t->algorithm->fits(&group, &call);
 }
 
-/* Runs it, checks it, and hands out the world for counting (or NULL: forgets it). */
+/* Runs a trial and checks it; returns the world for counting, or destroys it if that is NULL. */
 static void run_trial(const trial *t, world *out)
 {
     world own, *w = out ? out : &own;
@@ -342,7 +344,7 @@ typedef struct placement {
     uint8_t absent[LANE_COUNT];
 } placement;
 
-/* 0: evenly, in order; 1: cut anywhere, ranks without lanes too; 2: and some lanes absent. */
+/* 0: even, in order; 1: cut anywhere, also ranks without lanes; 2: and some lanes absent. */
 static void place_lanes(placement *p, int size, int how, tdm_rng *rng)
 {
     memset(p, 0, sizeof(*p));
@@ -363,7 +365,7 @@ static void place_lanes(placement *p, int size, int how, tdm_rng *rng)
         .lane_count = LANE_COUNT, .first = p->first, .absent = how == 2 ? p->absent : NULL};
 }
 
-/* 0: anywhere, empty slices too; 1: one rank has nearly all; 2: the last slices grow. */
+/* 0: anywhere, also empty slices; 1: one rank has nearly everything; 2: the last slices are the largest. */
 static void draw_cuts(size_t *cuts, int size, size_t count, int how, tdm_rng *rng)
 {
     size_t lucky = (size_t)tdm_rng_below(rng, (uint64_t)size);
@@ -395,7 +397,7 @@ static tdm_dtype draw_dtype(tdm_rng *rng)
     return all[tdm_rng_below(rng, (uint64_t)LENGTH(all))];
 }
 
-/* A trial with everything drawn but what is given. */
+/* A trial in which everything that is not given is random. */
 static trial draw_trial(const tdm__algorithm_ops *algorithm, tdm_call_kind kind, int size,
                         size_t count, uint64_t seed)
 {
@@ -463,7 +465,7 @@ static void lanes_are_added_by_the_tree(void)
     for (int a = 0; a < LENGTH(over_messages); a++) CHECK(fitted[over_messages[a]->id] > 0);
 }
 
-/* Slices of any lengths: with and without lanes, in place at the slice's own place. */
+/* Slices of any lengths: with and without lanes, in place at the offset of the slice. */
 static void cuts_are_kept_to(void)
 {
     uint64_t seed = 3000000;
@@ -495,7 +497,7 @@ static void cuts_are_kept_to(void)
 typedef struct claim {
     int steps;
     uint64_t messages, bytes; /* of the rank that sends most */
-    bool exactly;             /* else: at most */
+    bool exactly;             /* otherwise: maximum number */
 } claim;
 
 static int log2_up(int size)
@@ -621,10 +623,10 @@ static void headers_say_what_happens(void)
                 }
 }
 
-/* A segment is cut so that every rank adds its share of it, and the parts of a rank are sent each. */
+/* A segment is cut so that every rank adds its share of it, and each part of a rank is sent separately. */
 static void parts_are_sent_as_they_are(void)
 {
-    int64_t first[] = {0, 3, 4}; /* rank 0 brings nodes of 2 and of 1 lane, rank 1 one lane */
+    int64_t first[] = {0, 3, 4}; /* rank 0 has nodes of 2 lanes and of 1 lane, rank 1 one lane */
     tdm_lanes lanes = {.lane_count = 4, .first = first};
     trial t = {.algorithm = &tdm__algorithm_direct,
                .kind = TDM_CALL_REDUCE_SCATTER,
@@ -641,11 +643,11 @@ static void parts_are_sent_as_they_are(void)
     t.kind = TDM_CALL_REDUCE;
     t.root = 1;
     run_trial(&t, &w);
-    CHECK_INT(w.bytes[0], 2 * 4000); /* nothing to add before rank 1's lane is there */
+    CHECK_INT(w.bytes[0], 2 * 4000); /* nothing can be added before rank 1's lane has arrived */
     world_release(&w);
 }
 
-/* Large scratch comes back to the next program, and what is kept has a bound. */
+/* Large scratch memory is returned and reused by the next program, and the amount that is kept is limited. */
 static void scratch_is_kept_within_bounds(void)
 {
     enum { MB = 1024 * 1024 };
@@ -659,7 +661,7 @@ static void scratch_is_kept_within_bounds(void)
     CHECK(!list);
     CHECK_INT(comm.kept_bytes, 2 * MB);
     uint8_t *small = tdm__scratch_take(&comm, &list, MB / 4);
-    CHECK_INT(comm.kept_bytes, 2 * MB); /* a large piece is not wasted on it */
+    CHECK_INT(comm.kept_bytes, 2 * MB); /* a large piece is not used for it */
     uint8_t *again = tdm__scratch_take(&comm, &list, MB);
     CHECK_INT(comm.kept_bytes, MB);
     CHECK(small && again);

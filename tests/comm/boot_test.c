@@ -1,14 +1,14 @@
 /*
- * boot_test.c: who may join a world, and what happens at its door.
+ * boot_test.c: which processes may join a world, and which are refused.
  *
- * Every reason to be refused is tried, and both sides must name it. Strangers of all kinds knock at
- * the door while ranks come, and later: none may be noticed by the ranks.
+ * Every reason for a refusal is tested, and both sides must report it. Unauthenticated peers of all kinds
+ * connect while ranks join and afterwards: they must not affect the ranks.
  */
 #include "comm/control_world.h"
 
 /* ---- refusals --------------------------------------------------------------------------------------------- */
 
-/* The next frame of the hub's; of type 0 when it closes the connection. */
+/* The next frame from the hub; type 0 if it closes the connection. */
 static tdm__frame next_word(tdm__channel *channel)
 {
     tdm__frame frame = {0};
@@ -23,7 +23,8 @@ static tdm__frame next_word(tdm__channel *channel)
     return (tdm__frame){0};
 }
 
-/* Says to the hub what the test wants, with a right or a wrong proof, and returns its answer. */
+/* Sends a request to join with the values of the test, with a valid or an invalid proof, and returns the
+ * answer of the hub. */
 static tdm__frame knock(tdm__rendezvous *meeting, tdm__frame join, const char *secret)
 {
     tdm__frame frame = {0};
@@ -118,7 +119,7 @@ static void turn_away_every_misfit(tdm_security security)
         CHECK_HAS(shared->warning, cases[i].first);
         CHECK_HAS(shared->warning, cases[i].second);
     }
-    /* A rank without the secret learns nothing else, even if more is wrong. */
+    /* A rank without the secret gets no other information, even if more of its values are wrong. */
     tdm__frame misfit = right_join(&w);
     misfit.size = 7;
     tdm__frame answer = knock(&meeting, misfit, "");
@@ -133,7 +134,7 @@ static void every_misfit_is_turned_away(void)
     turn_away_every_misfit(TDM_SECURITY_PSK);
 }
 
-/* The same through the front door: what tdm__control_open says. Rank 0 waits for a rank 1 that fits. */
+/* The same through tdm__control_open. Rank 0 waits for a rank 1 that matches. */
 static int rank_that_is_refused(const world *w, int rank)
 {
     if (rank == 0) return rank_that_waits_for_a_word(w, rank);
@@ -156,7 +157,7 @@ static int rank_that_is_refused(const world *w, int rank)
     return rank_that_waits_for_a_word(w, rank);
 }
 
-/* The others are about to knock, or knock already, when rank 0 opens its door for a short time. */
+/* The others try to connect, or are about to, when rank 0 listens for a short time. */
 static double open_last(int rank, int others)
 {
     const double short_s = 3, long_s = 40;
@@ -165,7 +166,8 @@ static double open_last(int rank, int others)
     return rank == 0 ? short_s : long_s;
 }
 
-/* One that was refused and does not come again: rank 0's own error says why it is missing. */
+/* A rank that was refused and does not try again: rank 0's own error contains the reason why it is missing.
+ * */
 static int rank_that_never_fits(const world *w, int rank)
 {
     tdm_comm_options options = options_of(w, rank);
@@ -192,7 +194,7 @@ static void turn_away_a_wrong_secret(void)
     finish(&w);
 }
 
-/* A process of another user, where the kernel tells: both sides say so. */
+/* A process of another user, if the kernel reports the user: both sides report it. */
 static int rank_of_another_user(const world *w, int rank)
 {
     tdm_comm_options options = options_of(w, rank);
@@ -208,7 +210,7 @@ static int rank_of_another_user(const world *w, int rank)
 
 static void turn_away_another_user(void)
 {
-    if (geteuid() != 0) return; /* only root can be somebody else */
+    if (geteuid() != 0) return; /* only root can change its user */
     world w = {.size = 2, .rendezvous = unix_name(), .victim = -1, .rank = rank_of_another_user};
     start(&w);
     finish(&w);
@@ -234,7 +236,8 @@ static int rank_that_waits_in_vain(const world *w, int rank)
     options.join_s = open_last(rank, 1);
     double before_s = tdm_clock_s();
     CHECK_INT(tdm__control_open(&options, &control, &err), TDM_ERR_PEER_TIMEOUT);
-    CHECK(tdm_clock_s() - before_s < 30); /* rank 1 hears that rank 0 waits no longer */
+    /* rank 1 is notified that rank 0 does not wait any more */
+    CHECK(tdm_clock_s() - before_s < 30);
     CHECK_HAS(err.message, "rank 2 is missing");
     CHECK_HAS(err.message, "rank 3 is missing");
     CHECK(!strstr(err.message, "rank 1"));
@@ -298,11 +301,11 @@ static int send_stranger(tdm__rendezvous *meeting, int kind, tdm_rng *rng)
         memcpy(bytes, head, sizeof(head));
         send(fd, bytes, count, MSG_NOSIGNAL);
     }
-    if (kind % 6 == 4) { /* gone at once, with a reset */
+    if (kind % 6 == 4) { /* closes at once, with a reset */
         struct linger hard = {.l_onoff = 1};
         setsockopt(fd, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard));
     }
-    if (kind % 6 != 5) { /* 5 says nothing and stays */
+    if (kind % 6 != 5) { /* 5 sends nothing and stays connected */
         close(fd);
         fd = -1;
     }
@@ -328,7 +331,8 @@ enum { HUB_FDS = 8 };
 static int rank_among_strangers(const world *w, int rank)
 {
     int before = count_in("/proc/self/fd");
-    if (rank == 2) CHECK(await(&shared->may_go, 1, 30)); /* comes when the strangers have come */
+    /* set when all other peers have connected */
+    if (rank == 2) CHECK(await(&shared->may_go, 1, 30));
     tdm__control *control = join(w, rank);
     for (bool end = false; !end && check_failures == 0; pause_s(0.002)) {
         uint8_t **all = NULL, mine = (uint8_t)shared->may_go;
@@ -336,12 +340,12 @@ static int rank_among_strangers(const world *w, int rank)
         tdm_error err = {0};
         CHECK_INT(control->ops->exchange(control, &mine, 1, &all, &sizes, &err), TDM_OK);
         CHECK_TEXT(err.message, "");
-        end = all != NULL; /* when all have seen it: all of them see that in the same exchange */
+        end = all != NULL; /* true when all have observed it: all of them do in the same exchange */
         for (int i = 0; all && i < w->size; i++) end = end && *all[i] == 2;
         free(all);
         free(sizes);
     }
-    if (rank == 0) { /* all strangers are gone */
+    if (rank == 0) { /* all unauthenticated peers have disconnected */
         double until_s = tdm_clock_s() + 20;
         while (count_in("/proc/self/fd") > before + HUB_FDS && tdm_clock_s() < until_s)
             pause_s(0.02);
@@ -375,7 +379,7 @@ static void strangers_are_harmless(void)
 /* ---- what is left of a secret ----------------------------------------------------------------------------- */
 
 enum { MASK = 0x55, SECRET = 32 };
-static uint8_t masked[SECRET]; /* the secret, in a form that the search does not find */
+static uint8_t masked[SECRET]; /* the secret, stored so that the search does not find it here */
 
 static size_t count_secrets(const uint8_t *bytes, size_t count)
 {
@@ -388,7 +392,7 @@ static size_t count_secrets(const uint8_t *bytes, size_t count)
     return found;
 }
 
-/* How many times the secret is in the memory of this process that can be written. */
+/* The number of copies of the secret in the writable memory of this process. */
 static size_t secrets_in_memory(void)
 {
     enum { PART = 64 << 10, MAX_REGION = 1 << 30 };
@@ -402,7 +406,7 @@ static size_t secrets_in_memory(void)
         unsigned long long begin = 0, end = 0;
         char rights[8] = "";
         if (sscanf(line, "%llx-%llx %7s", &begin, &end, rights) != 3 || rights[1] != 'w') continue;
-        if (end - begin > MAX_REGION) continue; /* a sanitizer's shadow */
+        if (end - begin > MAX_REGION) continue; /* shadow memory of a sanitizer */
         for (unsigned long long at = begin; at < end; at += PART) {
             ssize_t got = pread(memory, part, sizeof(part), (off_t)at);
             if (got > 0) found += count_secrets(part, (size_t)got);
@@ -414,7 +418,7 @@ static size_t secrets_in_memory(void)
     return found;
 }
 
-/* The secret that rank 0 has drawn for a rendezvous file. */
+/* The secret that rank 0 has generated for a rendezvous file. */
 static void mask_secret_of_file(const char *path)
 {
     char bytes[4096] = "";
@@ -441,7 +445,7 @@ static int rank_that_wipes(const world *w, int rank)
     CHECK_INT(tdm_comm_open(&options, &comm, NULL), TDM_OK);
     if (!comm) return 1;
     if (is_file) mask_secret_of_file(w->rendezvous);
-    if (!is_file) CHECK(secrets_in_memory() > 0); /* it finds `secret` */
+    if (!is_file) CHECK(secrets_in_memory() > 0); /* the process that finds `secret` */
     explicit_bzero(secret, sizeof(secret));
     shared->saw++;
     CHECK(await(&shared->saw, w->size, 60));
@@ -472,7 +476,7 @@ static void put_file(const char *path, const char *text, int mode)
     close(fd);
 }
 
-/* A file has one address, which is taken as it is, or the file is not valid. */
+/* A file has one address, which is used unchanged, or the file is invalid. */
 static void addresses_of_a_file(void)
 {
     static const struct {
@@ -511,7 +515,7 @@ static int rank_that_looks_at_the_file(const world *w, int rank)
     struct stat info;
     CHECK_INT(stat(w->rendezvous, &info), 0);
     CHECK_INT(info.st_mode & 0777, 0600);
-    if (rank == 0) { /* a second world cannot take it */
+    if (rank == 0) { /* a second world cannot use the same file */
         tdm_comm_options options = options_of(w, 0);
         tdm__control *other = NULL;
         tdm_error err = {0};
@@ -565,8 +569,7 @@ static void other_files_are_left_alone(void)
     start(&w);
     finish(&w);
     CHECK_INT(access(path, F_OK), 0);
-    if (geteuid() ==
-        0) { /* as root it can be given away; any user's ranks would refuse it likewise */
+    if (geteuid() == 0) { /* root can give the file away; the ranks of any user would refuse it */
         put_file(path, "tandem rendezvous 1\nend\n", 0644);
         CHECK_INT(chown(path, 12345, 12345), 0);
         start(&w);
@@ -581,7 +584,7 @@ static int rank_on_two_hosts(const world *w, int rank)
 {
     setenv("TANDEM_HOST", rank == 1 ? "beta" : rank == 3 ? "gamma" : "alpha", 1);
     tdm_comm_options options = options_of(w, rank);
-    if (rank == 3) options.host = "beta"; /* comes before the environment */
+    if (rank == 3) options.host = "beta"; /* takes precedence over the environment */
     tdm__control *control = NULL;
     CHECK_INT(tdm__control_open(&options, &control, NULL), TDM_OK);
     if (!control) return 1;

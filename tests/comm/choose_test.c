@@ -1,6 +1,6 @@
 /*
- * choose_test.c: tables of choices, from files and bytes, good and bad; what is chosen by them; and
- * what lanes come to.
+ * choose_test.c: tables of choices, from files and bytes, valid and invalid; the algorithms that are chosen
+ * from them; and how lanes are divided into nodes.
  */
 
 #include "check.h"
@@ -75,11 +75,12 @@ static void the_one_asked_for_is_taken_when_it_fits(void)
     call.algorithm = TDM_ALGORITHM_TREE;
     CHECK_INT(chosen(&p, call), TDM_ALGORITHM_TREE);
     call.algorithm = TDM_ALGORITHM_RING;
-    CHECK_INT(chosen(&p, call), TDM_ALGORITHM_RING); /* floats, but by name */
+    /* supports floats if it is requested by name */
+    CHECK_INT(chosen(&p, call), TDM_ALGORITHM_RING);
     call.reduce = TDM_REDUCE_USER;
-    CHECK(chosen(&p, call) != TDM_ALGORITHM_RING); /* may not commute */
+    CHECK(chosen(&p, call) != TDM_ALGORITHM_RING); /* the function need not commute */
     call.algorithm = TDM_ALGORITHM_WINDOW;
-    CHECK(chosen(&p, call) != TDM_ALGORITHM_WINDOW); /* not on one host */
+    CHECK(chosen(&p, call) != TDM_ALGORITHM_WINDOW); /* the group has several hosts */
     call = (tdm_call){.kind = TDM_CALL_SCATTER, .dtype = TDM_DTYPE_U8, .count = 9};
     call.algorithm = TDM_ALGORITHM_DOUBLING;
     CHECK_INT(chosen(&p, call), TDM_ALGORITHM_DIRECT);
@@ -102,7 +103,8 @@ static void rows_count_by_size_then_bytes_then_order(void)
     p.comm.choices = (tdm__choices){.rows = rows, .count = sizeof(rows) / sizeof(rows[0])};
     CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_I32, 10)), TDM_ALGORITHM_TREE);
     CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_I32, 256)), TDM_ALGORITHM_RING);
-    CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_F32, 256)), TDM_ALGORITHM_DIRECT); /* no float by ring */
+    /* a ring is not chosen for floats */
+    CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_F32, 256)), TDM_ALGORITHM_DIRECT);
     CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_F32, 100000)), TDM_ALGORITHM_DIRECT);
     p.group.size = 7;
     CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_I32, 1023)), TDM_ALGORITHM_TREE);
@@ -111,18 +113,18 @@ static void rows_count_by_size_then_bytes_then_order(void)
     CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_I32, 1024)), TDM_ALGORITHM_TREE);
     p.group.host_count = 1;
     CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_I32, 1024)), TDM_ALGORITHM_DOUBLING);
-    p.group.size = 1; /* none speaks of it */
+    p.group.size = 1; /* no row applies */
     p.group.host_count = 2;
     CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_I32, 1024)), TDM_ALGORITHM_DIRECT);
 
-    /* A row's segment size is its algorithm's. */
+    /* A row's segment size applies to its algorithm only. */
     p.group.size = p.group.host_count = 8;
     tdm_call call = sum_of(TDM_DTYPE_I32, 1000000);
     CHECK_INT(tdm__algorithm_ring.cut(&p.group, &call).segment, 16384);
     CHECK_INT(tdm__algorithm_direct.cut(&p.group, &call).segment, 512);
 }
 
-/* However large the call, the numbers of its messages stay apart. */
+/* However large the call, the numbers of its messages do not overlap. */
 static void cuts_leave_enough_step_numbers(void)
 {
     place p;
@@ -180,7 +182,7 @@ static void measured_rows_take_the_place_of_built_in_ones(void)
     CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_F32, 2000)), TDM_ALGORITHM_DIRECT);
     tdm_call call = sum_of(TDM_DTYPE_F32, 100000);
     CHECK_INT(tdm__algorithm_direct.cut(&p.group, &call).segment, 1024);
-    /* What was not measured is as before: other kinds, places and sizes. */
+    /* Calls that were not measured are chosen as before: other kinds, topologies and sizes. */
     call = (tdm_call){.kind = TDM_CALL_BARRIER};
     CHECK_INT(chosen(&p, call), TDM_ALGORITHM_DIRECT);
     p.group.size = p.group.host_count = 6;
@@ -188,7 +190,7 @@ static void measured_rows_take_the_place_of_built_in_ones(void)
     p.group.host_count = 1;
     call = (tdm_call){.kind = TDM_CALL_BROADCAST, .dtype = TDM_DTYPE_U8, .count = 1};
     CHECK_INT(chosen(&p, call), TDM_ALGORITHM_RING);
-    /* Crowded hosts are several hosts too. */
+    /* Several hosts with many ranks each count as several hosts as well. */
     p.group.size = 3;
     p.group.host_count = 2;
     CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_F32, 10)), TDM_ALGORITHM_TREE);
@@ -251,13 +253,14 @@ static void bytes_come_back(void)
               a->segment_bytes == b->segment_bytes);
     }
     tdm__choices_release(&back);
-    for (size_t cut = 0; cut < count; cut++) /* on the heap: a byte too far is noticed */ {
+    /* On the heap, so that the sanitizer detects a read past the end. */
+    for (size_t cut = 0; cut < count; cut++) {
         uint8_t *part = malloc(cut + 1);
         memcpy(part, bytes, cut);
         CHECK_INT(tdm__choices_unpack(part, cut, &back, &err), TDM_ERR_FORMAT);
         free(part);
     }
-    for (size_t i = 0; i < count; i++) { /* damaged: refused, or a table of sane rows */
+    for (size_t i = 0; i < count; i++) { /* damaged: refused, or a table of valid rows */
         uint8_t before = bytes[i];
         bytes[i] ^= 0xff;
         if (tdm__choices_unpack(bytes, count, &back, &err) == TDM_OK) {
@@ -274,14 +277,14 @@ static void bytes_come_back(void)
 
 /* ---- lanes and slices ---------------------------------------------------------------------------- */
 
-/* A node is one of the largest whole sub-trees of [first, last) when it is inside and its parent is not,
- * and some lane of it is present. */
+/* A node is one of the largest complete sub-trees of [first, last) if it is inside, its parent is not, and at
+ * least one of its lanes is present. */
 static int plain_nodes(const tdm_lanes *lanes, int64_t first, int64_t last, int64_t *out)
 {
     int count = 0;
     for (int64_t lane = first; lane < last;) {
         int64_t node = lanes->lane_count + lane, begin = lane, end = lane + 1;
-        while (node > 1) { /* climb while the parent is inside */
+        while (node > 1) { /* go up while the parent is inside */
             int64_t width = 2 * (end - begin), parent_begin = begin / width * width;
             if (parent_begin < first || parent_begin + width > last) break;
             node /= 2;
@@ -311,7 +314,7 @@ static void lane_nodes_are_the_largest_whole_sub_trees(void)
                     for (int i = 0; i < count; i++) CHECK_INT(found[i], expected[i]);
                 }
         }
-    /* The most parts that there can be. */
+    /* The maximum number of parts. */
     int64_t found[TDM_MAX_LANE_PARTS], max = (int64_t)1 << 32;
     CHECK_INT(tdm_lane_nodes(&(tdm_lanes){.lane_count = max}, 1, max - 1, found), 62);
 }
@@ -336,7 +339,7 @@ static void lanes_are_checked(void)
     all[7] = 0;
     CHECK_INT(tdm__lanes_check(&(tdm_lanes){8, good, all}, 3, &err), TDM_OK);
 
-    /* Ranks with the same choices have the same hash, others have another. */
+    /* Ranks with the same choices have the same hash, other choices have another one. */
     uint64_t hash = tdm__lanes_hash(&(tdm_lanes){8, good, NULL}, 3);
     int64_t same[] = {0, 3, 3, 8}, other[] = {0, 3, 4, 8};
     CHECK(hash == tdm__lanes_hash(&(tdm_lanes){8, same, NULL}, 3));

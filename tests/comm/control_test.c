@@ -1,8 +1,8 @@
 /*
- * control_test.c: ranks of a world, once they have found each other, with real processes.
+ * control_test.c: the control connections of a world, with real processes.
  *
- * Ranks join, exchange, die, stop, break groups and leave, and every other one must hear of it, in
- * time and in the right words, whether it does anything or not. Nothing may be left behind.
+ * Ranks join, exchange, die, stop, break groups and leave. Every other rank must be notified in time and with
+ * the correct message, whether it is in a call or not. Nothing may be left behind.
  */
 #include "base/timing.h"
 #include "comm/control_world.h"
@@ -11,7 +11,7 @@
 
 /* ---- joining and exchanging ----------------------------------------------------------------------------- */
 
-/* Block `rank` of round `round`: its length and its bytes are known to all. */
+/* Block `rank` of round `round`: all ranks know its length and its bytes. */
 static size_t fill(uint8_t *out, int rank, int round, size_t max)
 {
     size_t bytes = ((size_t)rank * 7919 + (size_t)round * 104729) % max;
@@ -146,7 +146,7 @@ static void listen_to(tdm__control *control, listener *l)
     tdm__control_listen(control, &events);
 }
 
-/* Waits for one piece of news; a copy of what was heard last. */
+/* Waits for the next piece of news; returns a copy. */
 static listener await_news(listener *l, int count, double seconds)
 {
     double until_s = tdm_clock_s() + seconds;
@@ -204,7 +204,7 @@ static void death_is_told_to_all(void)
 
 /* ---- leaving -------------------------------------------------------------------------------------------- */
 
-/* Rank 0 leaves first, and takes the hub with it. The others notice, continue, and end. */
+/* Rank 0, and with it the hub, leaves first. The others notice, continue, and end. */
 static int rank_that_leaves(const world *w, int rank)
 {
     tdm__control *control = join(w, rank);
@@ -234,7 +234,7 @@ static int rank_that_leaves(const world *w, int rank)
     return 0;
 }
 
-/* The last rank leaves first: all others hear of it, and nobody takes it for dead. */
+/* The last rank leaves first: all others are notified, and none treats it as dead. */
 static int rank_that_stays(const world *w, int rank)
 {
     tdm__control *control = join(w, rank);
@@ -278,7 +278,7 @@ static int rank_that_breaks(const world *w, int rank)
         CHECK(await(&shared->saw, w->size - 1, 20));
         CHECK_INT(await_news(&l, 1, 0).broken, 0);
     } else {
-        if (rank == 2) { /* listens late, and hears it all the same */
+        if (rank == 2) { /* starts to listen late, and is notified nevertheless */
             pause_s(0.2);
             listen_to(control, &l);
         }
@@ -304,14 +304,14 @@ static void broken_groups_are_told_to_all(void)
 
 /* ---- silence ---------------------------------------------------------------------------------------------- */
 
-/* How long rank 1 has not been heard of, by a report; 0 when it does not say. */
+/* How long rank 1 has been silent according to a report; 0 if the report does not contain that. */
 static double silence_in(const char *text)
 {
     const char *rank = strstr(text, "rank 1 ("), *at = rank ? strstr(rank, "last heard ") : NULL;
     return at ? strtod(at + strlen("last heard "), NULL) : 0;
 }
 
-/* What is said of rank 1, once it has been silent for a second. */
+/* The report about rank 1, once it has been silent for a second. */
 static bool report_of_silence(tdm__control *control, char *text, size_t bytes)
 {
     int who = 1;
@@ -322,7 +322,7 @@ static bool report_of_silence(tdm__control *control, char *text, size_t bytes)
     return false;
 }
 
-/* What is said of rank 1, until it has the part. */
+/* The report about rank 1, once it contains `part`. */
 static bool report_has(tdm__control *control, const char *part, char *text, size_t bytes)
 {
     int who = 1;
@@ -333,7 +333,8 @@ static bool report_has(tdm__control *control, const char *part, char *text, size
     return false;
 }
 
-/* Rank 1 is stopped for a while: nobody takes it for dead, and a report says how long it is silent. */
+/* Rank 1 is stopped for a while: no rank treats it as dead, and a report contains how long it has been
+ * silent. */
 static int rank_that_waits(const world *w, int rank)
 {
     tdm__control *control = join(w, rank);
@@ -348,7 +349,8 @@ static int rank_that_waits(const world *w, int rank)
         char who[64];
         snprintf(who, sizeof(who), "process %d): counts sheep", shared->pids[1]);
         CHECK_HAS(text, who);
-        control->ops->report(control, &rank, 1, text, sizeof(text)); /* of somebody who is well */
+        /* of a rank that is alive and well */
+        control->ops->report(control, &rank, 1, text, sizeof(text));
         CHECK_HAS(text, who);
         shared->saw++;
     }
@@ -371,8 +373,8 @@ static void a_stopped_rank_is_not_lost(void)
     finish(&w);
 }
 
-/* Rank 0 is stopped for longer than is allowed, and killed; or rank 1, and continues: then it does not take
- * rank 0 for dead, which has only closed the connection. */
+/* Rank 0 is stopped for longer than allowed, and killed; or rank 1 is stopped and continues: then it must not
+ * treat rank 0 as dead, which has only closed the connection. */
 static int rank_that_gives_up(const world *w, int rank)
 {
     tdm__control *control = join(w, rank);
@@ -423,15 +425,16 @@ static void stop_a_member(void)
 static void long_silence_is_death(void)
 {
     void (*const stops[])(void) = {stop_the_hub, stop_a_member};
-    setenv("TANDEM_SILENCE", "3", 1); /* a busy machine keeps nobody silent for so long */
+    /* a rank is not silent for this long even on a busy machine */
+    setenv("TANDEM_SILENCE", "3", 1);
     run_at_once(stops, 2);
     unsetenv("TANDEM_SILENCE");
 }
 
 /* ---- calls that wait -------------------------------------------------------------------------------------- */
 
-/* Of those who come, one may come too late for another: only rank 2 never comes, and nobody lacks
- * itself. */
+/* Of the ranks that connect, one may be too late for another: only rank 2 never connects, and no rank reports
+ * itself as missing. */
 static void check_lacking(const char *message, int rank)
 {
     const char *list = strstr(message, "missing ranks: ");
@@ -489,7 +492,7 @@ static void stuck_news(void *user, const tdm__news *news)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* An event waits for a lock; its holder asks for a report, and gets it. */
+/* An event waits for a lock; the holder of the lock requests a report, and gets it. */
 static int rank_that_holds_a_lock(const world *w, int rank)
 {
     tdm__control *control = join(w, rank);
@@ -527,8 +530,8 @@ static void slow_news(void *user, const tdm__news *news)
     }
 }
 
-/* Rank 0 says what went wrong, and leaves at once. A rank that asks then has received it before it is left without
- * an answer. */
+/* Rank 0 reports an error and leaves at once. A rank that asks then must have received the report before it
+ * is left without an answer. */
 static int rank_that_asks_too_late(const world *w, int rank)
 {
     tdm__control *control = join(w, rank);
@@ -573,8 +576,8 @@ static bool await_confirmed(listener *l, int count, double seconds)
     return is;
 }
 
-/* The victim dies at about the time when the others lose their connections to it. Each of them is told of the
- * death before its suspicion is confirmed. */
+/* The victim dies at about the time when the others lose their connections to it. Each of them must be
+ * notified of the death before its suspicion is confirmed. */
 static int rank_that_suspects_a_victim(const world *w, int rank)
 {
     tdm__control *control = join(w, rank);
@@ -593,11 +596,11 @@ static int rank_that_suspects_a_victim(const world *w, int rank)
     shared->saw++;
     CHECK(await(&shared->saw, w->size - 1, 20));
     CHECK_INT(l.confirmed, 1);
-    control->ops->suspect(control, w->victim); /* nothing is new: the answer comes at once */
+    control->ops->suspect(control, w->victim); /* the hub has no news: it answers at once */
     CHECK(await_confirmed(&l, 2, 20));
     CHECK_INT(l.lost, 1);
     shared->joined++;
-    CHECK(await(&shared->joined, w->size + w->size - 1, 20)); /* nobody has left before */
+    CHECK(await(&shared->joined, w->size + w->size - 1, 20)); /* no rank has left before */
     control->ops->close(control);
     return 0;
 }
@@ -611,7 +614,7 @@ static void a_death_is_told_before_a_suspicion_is_confirmed(void)
                    .rank = rank_that_suspects_a_victim};
         start(&w);
         CHECK(await(&shared->joined, 4, 20));
-        if (i % 4 < 2) shared->may_go = 1; /* just before the death, or after it */
+        if (i % 4 < 2) shared->may_go = 1; /* shortly before the death, or after it */
         kill(w.pids[w.victim], SIGKILL);
         CHECK_INT(finish_one(w.pids[w.victim]), 1000 + SIGKILL);
         shared->may_go = 1;
@@ -629,7 +632,7 @@ static int rank_that_suspects_the_living(const world *w, int rank)
     if (rank < 2) {
         double asked_s = tdm_clock_s();
         control->ops->suspect(control, 2);
-        control->ops->suspect(control, 2); /* it is suspected already: there is one answer */
+        control->ops->suspect(control, 2); /* it is already suspected: there is one answer only */
         CHECK(await_confirmed(&l, 1, 30));
         CHECK(tdm_clock_s() - asked_s >= 0.9 * TDM__TIMING_BOOT_SUSPECT_S);
         CHECK_INT(l.seen_before, 0);
@@ -656,7 +659,8 @@ static void suspicions_of_living_ranks_are_confirmed(void)
     finish(&w);
 }
 
-/* Rank 0 is stopped. A suspicion is confirmed when rank 0 itself is lost; a rank that ends does not wait. */
+/* Rank 0 is stopped. A suspicion is confirmed when rank 0 itself is lost; a rank that ends does not wait for
+ * that. */
 static int rank_that_suspects_beside_a_stopped_hub(const world *w, int rank)
 {
     tdm__control *control = join(w, rank);
@@ -674,7 +678,7 @@ static int rank_that_suspects_beside_a_stopped_hub(const world *w, int rank)
         CHECK_INT(l.seen_before, 1);
         CHECK_INT(l.last.rank, 0);
         CHECK_INT(l.sign, TDM_SIGN_SILENCE);
-        control->ops->suspect(control, 2); /* the hub is gone: the answer comes at once */
+        control->ops->suspect(control, 2); /* the hub is gone: the client answers at once */
         CHECK(await_confirmed(&l, 2, 20));
     }
     double ends_s = tdm_clock_s();
@@ -704,7 +708,7 @@ static void a_stopped_hub_confirms_nothing_and_delays_nobody(void)
     CHECK_INT(finish_one(w.pids[0]), 1000 + SIGKILL);
 }
 
-/* A rank dies while others are in an exchange, again and again, at any moment. */
+/* A rank dies while others are in an exchange; repeated, at any moment. */
 static int rank_that_exchanges_until_the_end(const world *w, int rank)
 {
     tdm__control *control = join(w, rank);
@@ -745,17 +749,18 @@ static void death_ends_an_exchange(void)
 
 /* ---- floods --------------------------------------------------------------------------------------------- */
 
-/* A rank of the hub's own process that has sent more whenever the hub reads from it, for as long as `is_on`. */
+/* A rank in the hub's process that has sent more data whenever the hub reads from it, while `is_on` is set.
+ * */
 static struct {
     pthread_mutex_t lock;
     bool is_on, has_joined, has_failed;
-    int hub_fd; /* the hub's end */
+    int hub_fd; /* the hub's end of the connection */
     tdm__channel channel;
     tdm__blob *beats;
     int refills;
 } flood = {.lock = PTHREAD_MUTEX_INITIALIZER, .hub_fd = -1};
 
-/* In place of the C library's: TLS reads by it, on the hub's thread. */
+/* Replaces read() of the C library, which TLS calls on the hub's thread. */
 ssize_t recv(int fd, void *into, size_t bytes, int flags)
 {
     pthread_mutex_lock(&flood.lock);
@@ -833,7 +838,7 @@ static int rank_beside_a_flood(const world *w, int rank)
         while (strstr(text, "no details") && tdm_clock_s() < until_s)
             control->ops->report(control, &rank, 1, text, sizeof(text));
         CHECK(tdm_clock_s() < until_s && !control->ops->has_failed(control, NULL));
-        if (check_failures > 0) _exit(99); /* the hub's thread does not end either */
+        if (check_failures > 0) _exit(99); /* the thread of the hub does not end either */
     }
     pthread_mutex_lock(&flood.lock);
     flood.is_on = false;

@@ -1,8 +1,8 @@
 /*
  * control_world.h: worlds of real processes, for the tests of the control connection.
  *
- * The process that forks never opens a world, so it has no threads when it forks. A rank checks what
- * it sees itself; its exit status says whether all of it was right.
+ * The process that forks never opens a world, so it has no threads when it forks. A rank performs its checks
+ * itself; its exit status is 0 if all of them succeeded.
  */
 #ifndef TANDEM_TESTS_CONTROL_WORLD_H
 #define TANDEM_TESTS_CONTROL_WORLD_H
@@ -38,16 +38,16 @@ enum { MAX_RANKS = 16, RANK_S = 150 };
 
 /* ---- processes ------------------------------------------------------------------------------------------ */
 
-/* What ranks and the test tell each other. */
+/* Shared by the ranks and the test. */
 typedef struct board {
     _Atomic int joined, may_go, saw;
     _Atomic int pids[MAX_RANKS];
     _Atomic int warnings;
-    _Atomic int
-        warners; /* who has begun to warn: the first writes `warning` before it is counted */
+    /* Number of ranks that have begun a warning: the first one writes `warning` before it is counted. */
+    _Atomic int warners;
     char warning[400];
     char report[1000];
-    double seen_s[MAX_RANKS]; /* when the news came */
+    double seen_s[MAX_RANKS]; /* when the news arrived */
 } board;
 
 static board *shared;
@@ -58,7 +58,7 @@ typedef struct world {
     const char *secret, *job;
     double join_s;
     tdm_security security;
-    int victim; /* who is killed or stopped; -1: nobody */
+    int victim; /* the rank that is killed or stopped; -1: none */
     int (*rank)(const struct world *world, int rank);
     int pids[MAX_RANKS];
 } world;
@@ -68,7 +68,7 @@ static inline void pause_s(double seconds)
     check_sleep_s(seconds);
 }
 
-/* False when it did not become true in time. */
+/* Returns false if it did not become true in time. */
 static inline bool await(const _Atomic int *value, int min, double seconds)
 {
     double until_s = tdm_clock_s() + seconds;
@@ -85,7 +85,7 @@ static inline void on_log(const tdm_log_record *record, void *user)
     shared->warnings++;
 }
 
-/* The next warning is the first again. */
+/* After this, the next warning counts as the first one. */
 static inline void forget_warnings(void)
 {
     shared->warnings = shared->warners = 0;
@@ -105,7 +105,7 @@ static inline void start(world *w)
     for (int i = 0; i < w->size; i++) shared->pids[i] = w->pids[i] = start_one(w, i);
 }
 
-/* The exit status of a rank; 1000 + signal when one ended it. */
+/* The exit status of a rank; 1000 + signal if a signal ended it. */
 static inline int finish_one(int pid)
 {
     return world_end(pid);
@@ -147,8 +147,8 @@ static inline tdm__control *join(const world *w, int rank)
     return control;
 }
 
-/* Names that no other run of this test uses, and a port that is free now. The kernel gives ports from
- * 32768 on to clients: one of those might be taken before rank 0 listens. */
+/* Names that no other run of this test uses, and a port that is free now. The kernel assigns ports from 32768
+ * on to clients: one of those might be in use before rank 0 listens. */
 static inline const char *unix_name(void)
 {
     static char text[64];
@@ -166,8 +166,7 @@ static inline const char *tcp_name(int family)
     for (int i = 0, fd = -1; i < TRIES && fd < 0; i++) {
         struct sockaddr_storage like = {0}, any;
         port = FIRST + (int)(((long)getpid() * EACH + number++) % COUNT);
-        ((struct sockaddr_in *)&like)->sin_port = htons(
-            (uint16_t)port); /* in both families there */
+        ((struct sockaddr_in *)&like)->sin_port = htons((uint16_t)port); /* free in both families */
         socklen_t bytes = tdm__socket_any(family, (struct sockaddr *)&like, &any);
         fd = tdm__socket_listen((struct sockaddr *)&any, bytes);
         if (fd >= 0) close(fd);
@@ -186,7 +185,7 @@ static inline const char *file_name(void)
     return text;
 }
 
-/* Tests that do little but wait: all at once, each in a process with a separate board. */
+/* Tests that mostly wait: all of them run concurrently, each in a process with a separate board. */
 static inline void run_at_once(void (*const *tests)(void), int count)
 {
     int pids[MAX_RANKS];

@@ -1,8 +1,8 @@
 /*
- * count_in.h: how many files or threads a process has, for tests of what is left behind.
+ * count_in.h: the number of files or threads of a process, for tests of leftovers.
  *
- * A descriptor is gone when it is closed; a thread that has ended and was joined is listed by the kernel
- * for a moment more, and for longer on a busy machine. So what must have gone is waited for.
+ * A descriptor is gone as soon as it is closed. The kernel still lists a thread for a moment after it has ended
+ * and was joined, on a busy machine for longer. So the functions wait until the number is low enough.
  */
 #ifndef TANDEM_TESTS_COUNT_IN_H
 #define TANDEM_TESTS_COUNT_IN_H
@@ -22,7 +22,7 @@ static inline int count_in(const char *dir)
     return count;
 }
 
-/* The same, once there are no more than `most`, or after a long time. */
+/* The same, once it is at most `most`, or after a long time. */
 static inline int count_left_in(const char *dir, int max)
 {
     double until_s = tdm_clock_s() + 20;

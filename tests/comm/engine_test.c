@@ -1,8 +1,9 @@
 /*
- * engine_test.c: what the engine promises beside right results: errors that name the ranks and both
- * calls, deadlines that name who is missing, groups that break for all, calls in the background, and
- * worlds that some ranks leave. Everything runs in the simulator, so a deadline of 30 s takes no time
- * and every run is the same.
+ * engine_test.c: what the engine guarantees besides correct results: errors that name the ranks and both calls,
+ * deadlines that name the missing ranks, groups that break for all members, calls in the background, and worlds
+ * that some ranks leave.
+ *
+ * Everything runs in the simulator, so a deadline of 30 s takes no time and every run is the same.
  */
 #include "check.h"
 #include "comm/comm.h"
@@ -79,7 +80,7 @@ static void mismatch_names_ranks_and_calls(void)
     }
 }
 
-/* Each waits for the other to send: no message ever comes, only notices tell. */
+/* Each waits for the other to send: no message is sent, so only notifications reveal it. */
 static void root_disagrees(story *s, tdm_comm *comm, int rank)
 {
     tdm_error err = {0};
@@ -174,11 +175,11 @@ static void odd_and_even(story *s, tdm_comm *comm, int rank)
     CHECK_INT(tdm_group_all_reduce(group, &sum, &sum, 1, TDM_DTYPE_I32, TDM_REDUCE_SUM, &err),
               TDM_OK);
     CHECK_INT(sum, rank % 2 ? 9 : 6);
-    /* A mistake in one group leaves the other whole. */
+    /* A mistake in one group does not affect the other one. */
     if (rank % 2) {
         tdm_status status = rank == 1 ? tdm_group_barrier(group, &err)
                                       : tdm_group_broadcast(group, &sum, 1, TDM_DTYPE_I32, 1, &err);
-        /* A root that has sent everything may have ended well; the next call tells it. */
+        /* A root that has sent everything may have returned successfully; its next call gets the error. */
         if (status == TDM_OK) status = tdm_group_barrier(group, &err);
         note(s, rank, status, &err);
     } else {
@@ -233,7 +234,7 @@ static void calls_run_side_by_side(void)
     run(&s, 4, NULL, 0);
 }
 
-/* Much that is not urgent is under way on a slow network when something urgent comes. */
+/* Much data with low priority is in flight on a slow network when an urgent call starts. */
 static void urgent_last(story *s, tdm_comm *comm, int rank)
 {
     enum { CALLS = 12, COUNT = 1 << 20, FEW = 1 << 14 };
@@ -378,7 +379,7 @@ static void make_mistakes(story *s, tdm_comm *comm, int rank)
         CHECK_INT(
             tdm_call_run(world, &(tdm_call){.kind = TDM_CALL_BARRIER, .deadline_s = bad[i]}, &err),
             TDM_ERR_RANGE);
-    /* None of them has harmed the group. */
+    /* None of them has broken the group. */
     note(s, rank, tdm_group_all_reduce(world, x, x, 4, TDM_DTYPE_F32, TDM_REDUCE_SUM, &err), &err);
     CHECK(x[3] == 8);
 }

@@ -1,8 +1,7 @@
 /*
- * environment_test.c: what launchers say of a process's place, and where ranks meet.
+ * environment_test.c: the rank and the rendezvous of a process according to the environment of its launcher.
  *
- * Every variable that could mean something is taken away before a case sets its own. Nothing is started
- * here.
+ * Every variable that could have a meaning is removed before a case sets its own. No process is started here.
  */
 #include "check.h"
 
@@ -96,7 +95,7 @@ static void places_are_read_from_launchers(void)
          "slurm", 3, 7, 1, 2},
         {"SLURM_PROCID=3 SLURM_NTASKS=4 SLURM_LOCALID=3 SLURM_NODEID=0 SLURM_TASKS_PER_NODE=4",
          "slurm", 3, 4, 3, 4},
-        /* What does not go together. */
+        /* Combinations that are invalid. */
         {"SLURM_PROCID=3 SLURM_NTASKS=4 SLURM_LOCALID=3 SLURM_NODEID=1 SLURM_TASKS_PER_NODE=4",
          "slurm", 3, 4, 3, -1},
         {"SLURM_PROCID=3 SLURM_NTASKS=4 SLURM_LOCALID=3 SLURM_NODEID=0 SLURM_TASKS_PER_NODE=3",
@@ -190,7 +189,7 @@ static void options_come_before_the_environment(void)
     CHECK_NEAR(out.deadline_s, 30, 0);
 }
 
-/* A wait that no clock can count to would never end; nor would a million connections. */
+/* A timeout that no clock can reach would never end; a million connections cannot be opened. */
 static void numbers_of_the_options_have_bounds(void)
 {
     set_environment("");
@@ -322,7 +321,7 @@ static void slurm_counts_tasks(void)
         CHECK_INT(tdm__slurm_tasks_of(cases[i].list, cases[i].node), cases[i].tasks);
 }
 
-/* The name that processes of one start have in common; empty: there is none. */
+/* The ID that the processes of one start have in common; empty: there is none. */
 static const char *name_of(const char *settings, char out[TDM_LAUNCH_NAME_BYTES])
 {
     tdm_comm_place place;
@@ -347,7 +346,7 @@ static void launches_have_names(void)
     name_of(OPENMPI "OMPI_COMM_WORLD_RANK=0 PMIX_NAMESPACE=77", one);
     CHECK_TEXT(name_of(OPENMPI "OMPI_COMM_WORLD_RANK=1 PMIX_NAMESPACE=77", two), one);
     CHECK(strcmp(name_of(OPENMPI "OMPI_COMM_WORLD_RANK=1 PMIX_NAMESPACE=78", two), one) != 0);
-    /* By their parent alone, processes of several hosts do not know each other. */
+    /* Their parent process alone does not identify processes of several hosts. */
     CHECK_INT(strlen(name_of("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2 MPI_LOCALRANKID=0", one)),
               TDM_LAUNCH_NAME_BYTES - 1);
     CHECK_TEXT(name_of("PMI_RANK=0 PMI_SIZE=4 MPI_LOCALNRANKS=2 MPI_LOCALRANKID=0", one), "");
@@ -358,7 +357,7 @@ static void rendezvous_are_understood(void)
 {
     static const struct {
         const char *text, *secret;
-        int kind; /* -1: an error that has `part` */
+        int kind; /* -1: an error that contains `part` */
         const char *host, *port, *part;
     } cases[] = {
         {"127.0.0.1:5000", NULL, TDM__MEET_TCP, "127.0.0.1", "5000", NULL},
@@ -407,7 +406,7 @@ static void rendezvous_are_understood(void)
     CHECK_INT(tdm__rendezvous_init(&meeting, "unix:x", long_text, NULL), TDM_ERR_INVALID);
 }
 
-/* A process that computes without a word is only slow; one that is stopped or dead is not. */
+/* A process that computes without messages is only slow; one that is stopped or dead is not. */
 static void a_silence_is_slowness_or_death(void)
 {
     fflush(NULL);
@@ -421,13 +420,13 @@ static void a_silence_is_slowness_or_death(void)
     tdm_process_watch watch = {.process = 0};
     CHECK(tdm__silence_is_slowness(&watch, pid, 6, 5));
     CHECK(tdm__silence_is_slowness(&watch, pid, 60, 5));
-    CHECK(!tdm__silence_is_slowness(&watch, pid, 121, 5)); /* too long for anything */
+    CHECK(!tdm__silence_is_slowness(&watch, pid, 121, 5)); /* longer than any limit */
     CHECK_INT(kill(child, SIGSTOP), 0);
     CHECK_INT(waitid(P_PID, (id_t)child, &info, WSTOPPED), 0);
     CHECK(!tdm__silence_is_slowness(&watch, pid, 6, 5));
     CHECK_INT(kill(child, SIGKILL), 0);
     CHECK_INT(waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT), 0);
-    CHECK(!tdm__silence_is_slowness(&watch, pid, 6, 5)); /* not waited for yet */
+    CHECK(!tdm__silence_is_slowness(&watch, pid, 6, 5)); /* the child was not waited for yet */
     CHECK_INT(waitpid(child, NULL, 0), child);
     CHECK(!tdm__silence_is_slowness(&watch, pid, 6, 5));
     watch.process = 0;

@@ -1,16 +1,16 @@
 /*
- * flood_test.c: as many calls at once as training starts: 64 in flight on one group, sums over lanes cut
- * into uneven slices and gathers of such slices, of all sizes and priorities, from a thread that computes
- * in between.
+ * flood_test.c: as many concurrent calls as training starts: 64 in flight on one group, sums over lanes with
+ * uneven slices and gathers of such slices, of all sizes and priorities, from a thread that computes in
+ * between.
  *
- *   flood_test TRANSPORT RANKS...     starts a world of each number of RANKS, one after the other
- *   flood_test --rank                 is one of them (also what mpirun starts)
+ *     flood_test TRANSPORT RANKS...    starts a world of each number of RANKS, one after the other
+ *     flood_test --rank                one of its ranks (mpirun starts these as well)
  *
- * TRANSPORT is shm, ucx, shm+ucx (two ranks a host, as TANDEM_HOST says), or sim. All ranks draw the same
- * calls; each starts them at a different time and waits for them in a different order. Numbers are whole,
- * so their sums are exact. What the calls take of memory beside their buffers has a bound. A second case
- * has one rank wait for calls before it starts others that are more urgent and larger than what may be
- * on its way at a time; a third looks at the memory that ranks of a node share.
+ * TRANSPORT is shm, ucx, shm+ucx (two ranks for each host, according to TANDEM_HOST), or sim. All ranks draw
+ * the same calls; each rank starts them at different times and waits for them in a different order. Numbers are
+ * whole, so their sums are exact. The memory that the calls use besides their buffers is limited. In a second
+ * case one rank waits for calls before it starts others, which are more urgent and larger than the limit of
+ * data in flight. A third case tests the memory that the ranks of a node share.
  */
 #include "base/base.h"
 #include "comm/comm.h"
@@ -38,7 +38,7 @@ typedef struct flood {
     tdm_comm *comm;
     int rank, size;
     bool is_sim, failed;
-    tdm_rng common, own; /* the same on all ranks; this rank's */
+    tdm_rng common, own; /* the first: the same on all ranks; the second: of this rank */
 } flood;
 
 typedef struct one_call {
@@ -64,7 +64,7 @@ static size_t below(tdm_rng *rng, size_t bound)
     return (size_t)tdm_rng_below(rng, bound);
 }
 
-/* Computes, as a thread between its calls does. */
+/* Computes, as a training thread does between its calls. */
 static void compute(flood *f, double seconds)
 {
     if (f->is_sim) {
@@ -82,7 +82,7 @@ static float number_of(size_t i, int lane)
     return (float)((i * 7 + (size_t)lane * 13) % 101);
 }
 
-/* `count` positions from 0 to `end`, sorted; two may be the same. */
+/* `count` positions from 0 to `end`, sorted; two may be equal. */
 static void draw_positions(tdm_rng *rng, size_t *out, int count, size_t end)
 {
     for (int i = 0; i <= count; i++) {
@@ -117,8 +117,8 @@ static void draw_lanes(flood *f, one_call *c)
     c->call.parts = c->part_list;
 }
 
-/* The next call, the same on all ranks, with its buffers: a slice's sum goes to its place in the last
- * part, where there is one; a gather is in place. */
+/* The next call, the same on all ranks, with its buffers: the sum of a slice is written to its offset in the
+ * last part, if there is one; a gather is in place. */
 static void draw_call(flood *f, one_call *c)
 {
     static const tdm_call_kind kinds[] = {TDM_CALL_REDUCE_SCATTER, TDM_CALL_ALL_REDUCE,
@@ -210,8 +210,8 @@ static void run_round(flood *f)
     free(calls);
 }
 
-/* The others start all at once, the most urgent last; rank 1 waits for the first two before it starts the
- * rest. What is urgent, and more than may be on its way at a time, must not keep those from it. */
+/* The others start all calls at once, the most urgent one last; rank 1 waits for the first two before it
+ * starts the rest. Urgent calls, even if they exceed the limit of data in flight, must not block these two. */
 static void run_urgent(flood *f, tdm_algorithm algorithm)
 {
     enum { URGENT = 4 };
@@ -242,7 +242,7 @@ static void run_urgent(flood *f, tdm_algorithm algorithm)
 
 /* ---- memory in common ------------------------------------------------------------------------------ */
 
-/* The region of a rank in its node's segment. */
+/* The region of a rank in the segment of its node. */
 static void *region_of(flood *f, uint32_t scope, int rank)
 {
     char name[TDM_SHM_NAME_BYTES];

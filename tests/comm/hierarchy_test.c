@@ -1,22 +1,23 @@
 /*
- * hierarchy_test.c: collectives inside hosts through their windows and between hosts by messages, from
- * inside: hosts of equal and of different sizes, ranks of a host side by side and scattered, lanes that
- * do not lie along hosts; every kind that the algorithm has, odd sizes, in place and not, bit for bit.
- * Bytes between hosts are held against what the header says.
+ * hierarchy_test.c: collectives that use windows within hosts and messages between hosts, tested at the level
+ * of programs: hosts of equal and of different sizes, ranks of a host in order and scattered, lanes that do not
+ * follow the hosts; every kind that the algorithm supports, odd sizes, in place and not in place, bit for bit.
+ * Bytes between hosts are compared with the numbers in the header of the algorithm.
  */
 #include "comm/algorithms/host_sums.h"
 #include "window_world.h"
 
-/* Hosts of ranks, by rank. Each has two at least. */
+/* The host of each rank. Each host has at least two ranks. */
 typedef struct placement {
     int size;
     int host_of[MAX_MEMBERS];
 } placement;
 
 static const placement placements[] = {
-    {4, {0, 0, 1, 1}},                          /* two whole sub-trees */
-    {4, {0, 1, 0, 1}},                          /* scattered: two sums for each host */
-    {5, {0, 0, 1, 1, 1}},                       /* one rail less than the larger host has ranks */
+    {4, {0, 0, 1, 1}}, /* two complete sub-trees */
+    {4, {0, 1, 0, 1}}, /* scattered: two sums for each host */
+    /* one rail less than the number of ranks of the larger host */
+    {5, {0, 0, 1, 1, 1}},
     {6, {0, 0, 1, 1, 2, 2}},                    /* three hosts: two steps */
     {7, {0, 1, 1, 0, 2, 2, 2}},                 /* neither equal nor in order */
     {8, {0, 0, 0, 0, 1, 1, 1, 1}},              /* four rails */
@@ -100,7 +101,7 @@ static void cuts_of_calls(void)
                      all_cuts);
 }
 
-/* Many calls one after the other, with a slow member: slots and stages are used again. */
+/* Many calls in sequence, with a slow member: slots and stages are reused. */
 static void many_calls(member *m)
 {
     uint32_t drawn = 99;
@@ -121,13 +122,13 @@ static void slots_are_used_again(void)
 
 enum { COUNT = 60000 };
 
-/* Bytes that leave all hosts together, by the header: 2 hosts, 3 hosts, and scattered ranks. */
+/* Bytes sent by all hosts together, according to the header: 2 hosts, 3 hosts, and scattered ranks. */
 static void one_all_reduce(member *m)
 {
     world *w = m->world;
     run_trial(
         m, (trial){.call = {.kind = TDM_CALL_ALL_REDUCE, .dtype = TDM_DTYPE_F32, .count = COUNT}});
-    run_trial(m, (trial){.call = {.kind = TDM_CALL_BARRIER}}); /* all have sent what they send */
+    run_trial(m, (trial){.call = {.kind = TDM_CALL_BARRIER}}); /* all have sent everything */
     pthread_mutex_lock(&w->mail_lock);
     uint64_t bytes = w->bytes_between_hosts;
     pthread_mutex_unlock(&w->mail_lock);
@@ -144,7 +145,7 @@ static void bytes_between_hosts(void)
                          one_all_reduce);
 }
 
-/* The sums that hosts can make: all leaves once, none across hosts, the same bits in the end. */
+/* The sums that each host can compute: all leaves once, none across hosts, and the same bits at the end. */
 static void sums_of_hosts(void)
 {
     static const int expected[PLACEMENTS] = {2, 4, 3, 3, 5, 2, 6, 6};

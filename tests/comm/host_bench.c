@@ -28,7 +28,7 @@ static bool host_bench_read(int fd, void *data, size_t bytes)
     return true;
 }
 
-/* One rank's life. Never returns. */
+/* Runs one rank. Never returns. */
 static void host_bench_child(const host_bench_options *o, int rank, int fd)
 {
     int ranks[HOST_BENCH_MAX_RANKS];

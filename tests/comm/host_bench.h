@@ -1,9 +1,9 @@
 /*
- * host_bench.h: several processes that share a host's memory, for the tests of it.
+ * host_bench.h: several processes that share the memory of a host, for tests.
  *
- * host_bench_run forks one process for each rank, which makes its end of the host, sends its address to the
- * parent over a socketpair, gets everybody's back, connects, and runs the body. A body's failed checks
- * become its exit status. Each process has an alarm, so that a hang is a failure and not a hang.
+ * host_bench_run forks one process for each rank. It creates its end of the host, sends its address to the
+ * parent over a socketpair, receives the addresses of all ranks, connects, and runs the body. Failed checks of
+ * a body become its exit status. Each process has an alarm, which turns a hang into a failure.
  */
 #ifndef TANDEM_TESTS_HOST_BENCH_H
 #define TANDEM_TESTS_HOST_BENCH_H
@@ -32,7 +32,7 @@ enum {
 #endif
 #define HOST_BENCH_SCALE(full, small) (HOST_BENCH_SANITIZED ? (small) : (full))
 
-/* By what a process ended. */
+/* How a process ended. */
 enum {
     HOST_BENCH_ENDED_WELL = 0,
     HOST_BENCH_ENDED_BADLY = 1,
@@ -51,12 +51,13 @@ typedef struct host_bench_options {
     bool with_fds;
     void (*body)(host_bench *b);
     void *context;
-    /* Called in the rank before it connects, after the addresses were exchanged; may be NULL. */
+    /* Called in each rank before it connects, after the addresses were exchanged; may be NULL. */
     void (*before)(int rank, void *context);
-    /* Called in the parent when it knows rank 0's address, before the others do; may be NULL. */
+    /* Called in the parent when it knows rank 0's address, before the other ranks do; may be NULL. */
     void (*meanwhile)(const char *name, size_t bytes, void *context);
-    int *out_ends;         /* by rank: how it ended; may be NULL */
-    tdm_error *out_errors; /* by rank, in shared memory: of the connecting; may be NULL */
+    int *out_ends; /* by rank: how it ended; may be NULL */
+    /* by rank, in shared memory: the status of the connection; may be NULL */
+    tdm_error *out_errors;
 } host_bench_options;
 
 typedef struct host_bench_address {
@@ -64,7 +65,7 @@ typedef struct host_bench_address {
     uint8_t data[HOST_BENCH_MAX_ADDRESS];
 } host_bench_address;
 
-/* Runs the body on all ranks. Without out_ends, each must end well. */
+/* Runs the body on all ranks. If out_ends is NULL, each must succeed. */
 void host_bench_run(const host_bench_options *o);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * host_test.c: the memory of a host, with real processes: blocks that are taken and given back at
- * random, bells that are rung while their owner is about to sleep, ranks that are killed with the lock
- * in their hands, strangers on the socket, and what is left behind afterwards (nothing).
+ * host_test.c: the shared memory of a host, with real processes: blocks that are allocated and freed at random,
+ * bells that are rung while their owner is about to sleep, ranks that are killed while they hold the lock,
+ * unauthenticated peers on the socket, and leftovers (there must be none).
  */
 #include "base/base.h"
 #include "comm/count_in.h"
@@ -65,7 +65,7 @@ static void blocks_are_zero_and_go_back(void)
         CHECK(resident_kb(host) >= before_kb + 40 * 1024);
         for (int i = 0; i < 9; i++) tdm__host_free(host, offsets[i]);
         CHECK(resident_kb(host) < before_kb + 256);
-        tdm__host_free(host, offsets[3]); /* not taken: a word in the log, and no harm */
+        tdm__host_free(host, offsets[3]); /* not allocated: one log line, and no other effect */
     }
     int local = 0;
     CHECK(tdm__host_offset(host, &local, sizeof(local)) == UINT64_MAX);
@@ -86,7 +86,7 @@ static void too_much_is_an_error(void)
     CHECK_HAS(err.message, "MB left");
     CHECK_INT(offset, 77);
 
-    /* Exhaust the address space with blocks that nobody touches, then get it all back. */
+    /* Exhausts the address space with blocks that are never written, then frees all of it. */
     size_t block = host->at.end / 64;
     uint64_t offsets[64];
     int count = 0;
@@ -98,13 +98,13 @@ static void too_much_is_an_error(void)
         CHECK_INT(tdm__host_alloc(host, block, &offsets[i], &err), TDM_OK);
     for (int i = 0; i < count; i++) tdm__host_free(host, offsets[i]);
 
-    /* And the table, with the smallest ones. */
+    /* The same for the table, with the smallest blocks. */
     uint64_t *many = calloc(TDM__MAX_HOST_BLOCKS, sizeof(*many));
     int max = HOST_BENCH_SCALE(20000, 3000);
     for (int i = 0; i < max; i++) CHECK(tdm__host_alloc(host, 1, &many[i], &err) == TDM_OK);
     for (int i = 0; i < max; i++) tdm__host_free(host, many[i]);
     for (uint32_t i = 0; i < TDM__MAX_HOST_BLOCKS; i++) CHECK(host->records[i] == 0);
-    /* A full table: filled by hand, because a search for each would take its time. */
+    /* A full table: filled directly, because allocating each entry would take too long. */
     for (uint32_t i = 0; i < TDM__MAX_HOST_BLOCKS; i++)
         host->records[i] = (host->at.small / 4096 + i) << 32 | 1;
     host->segment->record_high = TDM__MAX_HOST_BLOCKS;
@@ -129,7 +129,7 @@ static void bad_options_are_refused(void)
     CHECK(host == NULL);
 }
 
-/* With little address space the segment is smaller, and still works. */
+/* With little address space the segment is smaller, and still usable. */
 static void small_address_space(void)
 {
     if (HOST_BENCH_SANITIZED) return;
@@ -153,7 +153,7 @@ static void small_address_space(void)
 
 /* ---- several processes ------------------------------------------------------------------------- */
 
-/* Waits until all processes are here. Counts in the slots of rank 0, so that no arrival can be lost. */
+/* Waits until all processes have arrived. Counts in the slots of rank 0, so that no arrival is lost. */
 static void meet(host_bench *b, uint64_t round)
 {
     _Atomic uint64_t *come = tdm__host_slot(b->host, 0, 0);
@@ -203,7 +203,7 @@ static void blocks_by_many(void)
     host_bench_run(&(host_bench_options){.size = 2, .body = random_blocks});
 }
 
-/* Pairs play ping-pong: the slot [even][odd] holds whose turn it is. */
+/* Pairs play ping-pong: the slot [even][odd] contains whose turn it is. */
 static void ping_pong(host_bench *b)
 {
     int partner = b->rank ^ 1;
@@ -226,7 +226,8 @@ static void ping_pong(host_bench *b)
 
 static void no_ring_is_lost(void)
 {
-    uint64_t rounds = HOST_BENCH_SCALE(500000, 4000); /* a pair; two pairs: a million handshakes */
+    /* one pair or two pairs: a million handshakes */
+    uint64_t rounds = HOST_BENCH_SCALE(500000, 4000);
     host_bench_run(&(host_bench_options){.size = 4, .body = ping_pong, .context = &rounds});
     rounds = HOST_BENCH_SCALE(100000, 2000);
     host_bench_run(&(host_bench_options){.size = 2, .body = ping_pong, .context = &rounds});
@@ -234,7 +235,7 @@ static void no_ring_is_lost(void)
     host_bench_run(&(host_bench_options){.size = 8, .body = ping_pong, .context = &rounds});
 }
 
-/* The same with a bell in poll(): the pipe never has anything to say. */
+/* The same with a bell in poll(): the pipe never becomes readable. */
 static void ping_pong_poll(host_bench *b)
 {
     int quiet[2];
@@ -265,19 +266,19 @@ static void waits_with_fds(host_bench *b)
 {
     ping_pong_poll(b);
     meet(b, 1);
-    /* A descriptor ends it, and so does the time. */
+    /* A readable descriptor ends it, and so does the timeout. */
     int talk[2];
     CHECK(pipe2(talk, O_CLOEXEC) == 0);
     double begin_s = tdm_clock_s();
     uint32_t bell = tdm__host_bell(b->host);
     tdm__host_wait(b->host, bell, 0.05, talk, 1);
-    /* Unless the last one's ring, for all to meet, came only now. */
+    /* Unless the ring of the last one, for the barrier, arrived only now. */
     CHECK(tdm__host_rung(b->host, bell) || tdm_clock_s() - begin_s >= 0.049);
     CHECK(write(talk[1], "x", 1) == 1);
     begin_s = tdm_clock_s();
     tdm__host_wait(b->host, tdm__host_bell(b->host), 30, talk, 1);
     CHECK(tdm_clock_s() - begin_s < 20);
-    /* An armed descriptor says that the bell was rung. */
+    /* A descriptor that was armed becomes readable when the bell is rung. */
     bell = tdm__host_bell(b->host);
     CHECK_INT(tdm__host_arm(b->host, bell), b->host->bell_fd);
     tdm__host_ring(b->host, b->rank);
@@ -307,7 +308,7 @@ static void timeouts(void)
     double took_s = tdm_clock_s() - begin_s;
     CHECK(took_s >= 0.049);
     CHECK(took_s < 20);
-    tdm__host_ring(host, 0); /* before the wait: it must not sleep */
+    tdm__host_ring(host, 0); /* before the wait: the wait must not sleep */
     begin_s = tdm_clock_s();
     tdm__host_wait(host, bell, 30, NULL, 0);
     tdm__host_wait(host, tdm__host_bell(host), 0, NULL, 0);
@@ -348,7 +349,7 @@ static void a_dead_holder_hands_on(void)
     CHECK_INT(ends[2], HOST_BENCH_ENDED_WELL);
 }
 
-/* Rank 0 takes, checks and frees; its neighbours do so until they are killed in the midst of it. */
+/* Rank 0 allocates, checks and frees; its neighbours do the same until they are killed meanwhile. */
 static void killed_at_random(host_bench *b)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 9, .stream = (uint32_t)b->rank});
@@ -414,7 +415,8 @@ static void strangers_come(const char *name, size_t bytes, void *context)
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
-        /* Another user. Its connection ends without a byte, or comes when the door is closed. */
+        /* A process of another user. Its connection ends without a byte, or arrives after the socket was
+         * closed. */
         if (setuid(65534) != 0) _exit(1);
         int fd = connect_to(name, bytes);
         char byte;
@@ -430,7 +432,7 @@ static void strangers_are_turned_away(void)
         .size = 3, .body = random_blocks, .meanwhile = strangers_come, .context = fds});
     for (int i = 0; i < STRANGERS; i++) {
         char bytes[64];
-        CHECK(recv(fds[i], bytes, sizeof(bytes), 0) <= 0); /* closed, and nothing was said */
+        CHECK(recv(fds[i], bytes, sizeof(bytes), 0) <= 0); /* closed, without a byte */
         close(fds[i]);
     }
     if (fds[STRANGERS] > 0) {
@@ -458,7 +460,7 @@ static void dies_before_it_asks(int rank, void *context)
     if (rank == 0) exit(HOST_BENCH_ENDED_BADLY);
 }
 
-/* When one cannot map the memory, all are told, and who it was. */
+/* If one rank cannot map the memory, all ranks get the error with the number of that rank. */
 static void one_cannot_map(int *ends, tdm_error *errors)
 {
     host_bench_run(&(host_bench_options){.size = 3,

@@ -1,12 +1,13 @@
 /*
- * hosts_kill.c: kills and stops of random ranks across hosts, in the middle of traffic.
+ * hosts_kill.c: kills and stops random ranks of several hosts, in the middle of traffic.
  *
- *   hosts_kill ADDRESS PORT KILLS STOPS SEED NAMESPACE...     and, for itself: hosts_kill --rank PIPE
+ *     hosts_kill ADDRESS PORT KILLS STOPS SEED NAMESPACE...
+ *     hosts_kill --rank PIPE                 (started by itself)
  *
- * Each network namespace is a host of two ranks; ADDRESS is the first one's, and trial i meets at port
- * PORT + i. The first victim of either kind is rank 0, which is the hub of the control connections; the
- * others are drawn. kill_world.h starts the ranks and judges what the survivors say. Prints the slowest
- * survivor on the victim's host and the slowest of the others. hosts_test.sh makes the namespaces.
+ * Each network namespace is a host of two ranks; ADDRESS is that of the first one, and trial i uses port PORT +
+ * i. The first victim of either kind is rank 0, which has the hub of the control connections; the others are
+ * random. kill_world.h starts the ranks and checks what the survivors report. Prints the slowest survivor on
+ * the victim's host and the slowest of the others. hosts_test.sh creates the namespaces.
  */
 #include "kill_world.h"
 

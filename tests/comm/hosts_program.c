@@ -1,12 +1,11 @@
 /*
- * hosts_program.c: a rank that runs collectives in a loop, checks every result, and says what it gets.
+ * hosts_program.c: a rank that runs collectives in a loop, checks every result, and prints what happens.
  *
- *   hosts_program SECONDS DEADLINE [COUNT]
+ *     hosts_program SECONDS DEADLINE [COUNT]
  *
- * Prints "joined TRANSPORT HOSTS", a line "round N" about every half second, and at the end either
- * "done N" (exit 0) or "failed STATUS after S s: TEXT" (exit 3), where S counts from the begin of the
- * round that failed. A wrong result is "WRONG" and exit 4. All ranks stop in the same round, because
- * they agree on it by a sum.
+ * Prints "joined TRANSPORT HOSTS", a line "round N" about every half second, and at the end either "done N"
+ * (exit 0) or "failed STATUS after S s: TEXT" (exit 3), where S counts from the start of the round that failed.
+ * A wrong result is "WRONG" and exit 4. All ranks stop in the same round, because they agree on it by a sum.
  */
 #include <tandem/comm.h>
 
@@ -21,7 +20,7 @@ typedef struct runner {
     int32_t *data;
 } runner;
 
-/* A sum over all, a broadcast from a root that goes round, and everybody's slices. */
+/* A sum over all ranks, a broadcast whose root changes, and slices of all ranks. */
 static tdm_status run_round(runner *r, int round, bool stop, bool *out_stop, bool *out_wrong,
                             tdm_error *err)
 {

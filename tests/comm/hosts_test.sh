@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Three hosts of two ranks each, in network namespaces, whose links are cut, mended, made narrow, slow and
-# lossy, at whose ports strangers knock, and whose ranks are killed and stopped. Afterwards nothing may be
-# left of any of it: no process, socket, namespace, device, or file in /dev/shm or the directory for such.
+# Three hosts of two ranks each, in network namespaces. Their links are cut, repaired, and made narrow, slow
+# and lossy; unauthenticated peers connect to their ports; and ranks are killed and stopped. Afterwards
+# nothing may be left: no process, socket, namespace, device, or file in /dev/shm or its replacement.
 #   hosts_test.sh TANDEM PROGRAM WIRE KILL [CASE...]
-# HOSTS_KILLS and HOSTS_STOPS say how many ranks to kill and to stop (10, 2).
+# HOSTS_KILLS and HOSTS_STOPS set how many ranks to kill and to stop (10, 2).
 # Needs root, `ip` and the kernel's namespaces; without them the test is skipped (77).
 set -euo pipefail
 tandem=$1 program=$2 wire=$3 kill=$4
@@ -25,7 +25,8 @@ export TMPDIR=$work/tmp
 wire_pid=
 switch=$id-s
 
-# Everything of ours has our id in its name; the ranks die with their launchers, which are our children.
+# All our objects have our process id in their names; the ranks end with their launchers, which are child
+# processes.
 unplug() {
     local name
     for name in "$switch" "$id-1" "$id-2" "$id-3"; do ip netns del "$name" 2>/dev/null || true; done
@@ -43,7 +44,7 @@ ip -n "$switch" link add bridge type bridge 2>"$work/why" ||
     skip "this kernel has no bridge ($(cat "$work/why"))"
 ip -n "$switch" link set bridge up
 
-# plug HOST: its address, once its device `net` is there.
+# plug HOST: sets its address, once its device `net` exists.
 plug() {
     ip -n "$id-$1" addr add "10.77.0.$1/24" dev net
     ip -n "$id-$1" link set net up
@@ -52,12 +53,12 @@ plug() {
 for host in 1 2 3; do
     ip netns add "$id-$host"
     ip -n "$id-$host" link set lo up
-    # Its number is another one on each host.
+    # The index of the device differs between hosts.
     ip -n "$switch" link add "port$host" type veth peer name net index $((20 + host)) netns "$id-$host"
     plug "$host"
 done
-# alone COMMAND...: with a directory of ours as /dev/shm, where nobody else's files are, and with a mark by
-# which whatever comes of it is known, wherever it is.
+# alone COMMAND...: with an empty directory as /dev/shm, and with a mark in the environment by which all its
+# processes are found.
 # shellcheck disable=SC2016 # the inner shell expands them
 alone() {
     HOSTS_TEST=$id unshare -m sh -c 'mount --bind "$0" /dev/shm && exec "$@"' "$work/shm" "$@"
@@ -70,7 +71,8 @@ complain() {
 port=20000
 export TANDEM_SECRET=hosts-test
 
-# start CASE ARGUMENTS...: two ranks on each host; their words go to $work/CASE.HOST. They meet at $address.
+# start CASE ARGUMENTS...: two ranks on each host; their output goes to $work/CASE.HOST. They meet at
+# $address.
 launchers=()
 address=10.77.0.1
 start() {
@@ -100,21 +102,21 @@ finish() { # CASE: waits for the launchers
     launchers=()
 }
 show() { tail -n 30 "$work/$1".?; }
-# all_done CASE: six ranks that got only right results, and say so.
+# all_done CASE: six ranks got only correct results, and report that.
 all_done() {
     finish "$1"
     local count
     count=$(cat "$work/$1".? | grep -c -E '^\[[0-5]\] done [1-9]') || true
     [ "$count" = 6 ] || { complain "$1: $count of 6 ranks came to the end"; show "$1"; }
 }
-# reaches HOST HOST: it says at least that nobody listens there.
+# reaches HOST HOST: at least the refusal of the connection arrives.
 reaches() {
     local said
     said=$(ip netns exec "$id-$1" timeout 3 bash -c ": </dev/tcp/10.77.0.$2/1" 2>&1) || true
     [[ $said == *refused* ]]
 }
-# settle: waits until all hosts reach each other: a link that comes up may take a second to be in use, and
-# what hosts remember of each other's devices may be wrong.
+# settle: waits until all hosts reach each other: a link may take a second until it works, and the neighbour
+# tables of the hosts may be outdated.
 settle() {
     local from to left=300
     for from in 1 2 3; do ip -n "$id-$from" neigh flush dev net; done
@@ -128,7 +130,7 @@ settle() {
         done
     done
 }
-# shape NAMESPACE DEVICE RATE: what leaves there, as through a card and a switch with room for 10 ms.
+# shape NAMESPACE DEVICE RATE: limits the rate of outgoing data, with a queue of 10 ms.
 shape() {
     ip netns exec "$1" tc qdisc replace dev "$2" root tbf rate "$3" burst 128kb latency 10ms 2>"$work/why" ||
         { echo "NOT TESTED: a link of $3, because of tc: $(cat "$work/why")"; return 1; }
@@ -145,8 +147,8 @@ case_plain() {
         { complain "plain: not six ranks on three hosts"; show plain; }
 }
 has_link_local() { [ -n "$(link_local "$1")" ]; }
-# Link-local addresses, which are of use with the name of a device alone: all hosts call it `net`. Ranks meet at one,
-# and by a file where hosts have no others.
+# Link-local addresses, which are valid only with the name of a device: all hosts call it `net`. Ranks meet at
+# one, and through a file on hosts without other addresses.
 case_scope() {
     local host address meeting
     for host in 1 2 3; do
@@ -163,7 +165,7 @@ case_scope() {
     all_done scope_file
     for host in 1 2 3; do ip -n "$id-$host" addr add "10.77.0.$host/24" dev net; done
 }
-# Without a secret nobody may listen where other machines can knock.
+# Without a secret no rank may listen at an address that other machines can reach.
 case_secret() {
     (
         unset TANDEM_SECRET
@@ -172,7 +174,7 @@ case_secret() {
     ) && complain "secret: it joined without one"
     grep -q 'TANDEM_SECRET' "$work/secret.1" || { complain "secret: not asked for"; show secret; }
 }
-# Bytes at random to every port that the ranks listen at, from another host.
+# Random bytes from another host to every port on which the ranks listen.
 case_strangers() {
     start strangers 3 20
     wait_for strangers 'round' 6 60 || complain "strangers: not all began"
@@ -201,12 +203,12 @@ case_mended() {
     mend 3
     all_done mended
 }
-# A link that stays away: every rank ends with an error of the peer group by the deadline of 3 s, on a busy
-# machine a while after it, and names a rank on the other side of the cut.
+# A link that stays down: every rank ends with an error of the peer group by the deadline of 3 s (later on a
+# busy machine), which names a rank on the other side.
 case_cut() {
     start cut 60 3
     wait_for cut 'round' 6 60 || complain "cut: not all began"
-    sleep 1 # so that heartbeats have told of rounds
+    sleep 1 # so that heartbeats have reported rounds
     cut 3
     wait_for cut '^\[[0-5]\] failed peer-' 6 30 || complain "cut: not all six ranks ended with an error"
     finish cut
@@ -226,8 +228,8 @@ case_narrow() {
     all_done narrow
     ip netns exec "$id-2" tc qdisc del dev net root
 }
-# Links of 1 Gbit/s in both directions, one of which is 1 ms long each way and loses 1 % of what it carries.
-# The rate is tc's; the rest is done by a program between two TAP devices, for kernels without netem.
+# Links of 1 Gbit/s in both directions, one of which has a delay of 1 ms each way and loses 1 % of the
+# packets. tc limits the rate; a program between two TAP devices does the rest, for kernels without netem.
 case_shaped() {
     if [ ! -e /dev/net/tun ]; then
         echo "NOT TESTED: a slow link that loses packets, because there is no /dev/net/tun"
@@ -268,11 +270,11 @@ case_kill() {
 
 # ---- what is left ------------------------------------------------------------------------------------------
 
-# ours: the processes that were started from here, whatever they are.
+# ours: all processes that were started from here.
 ours() {
     { grep -l -z -x "HOSTS_TEST=$id" /proc/[0-9]*/environ 2>/dev/null || true; } | awk -F / '{ print $3 }'
 }
-# nothing WHAT COMMAND...: the command prints nothing, or will not before long.
+# nothing WHAT COMMAND...: the command prints nothing, at the latest after a short time.
 nothing() {
     local what=$1 found
     shift
@@ -283,7 +285,7 @@ nothing() {
     done
     complain "left behind: $what: $found"
 }
-# Sockets somebody can talk to. (TCP keeps the ends of closed connections for a while, for itself.)
+# Sockets that accept data. (TCP keeps the ends of closed connections for a while.)
 sockets() {
     local host
     for host in 1 2 3; do
@@ -310,6 +312,6 @@ nothing "files in /dev/shm" ls -A "$work/shm"
 nothing "files in the directory for such" ls -A "$work/tmp"
 unplug
 nothing "namespaces" sh -c "ip netns list | grep -w -e '$id-[s123]' || true"
-# Those of the namespaces go with them; whatever else comes and goes here is other people's.
+# The processes of the namespaces end with them; others on this machine are not checked.
 nothing "devices" sh -c "ip -o link | awk '{ print \$2 }' | grep -x -E '(net|bridge|port[123])(@.*)?:' || true"
 [ "$failures" = 0 ]

@@ -1,11 +1,11 @@
 /*
- * hosts_wire.c: a wire between two network namespaces that is slow and loses packets.
+ * hosts_wire.c: a connection between two network namespaces that is slow and loses packets.
  *
- *   hosts_wire NAMESPACE_A NAME_A NAMESPACE_B NAME_B DELAY_MS LOSS_PER_MILLE
+ *     hosts_wire NAMESPACE_A NAME_A NAMESPACE_B NAME_B DELAY_MS LOSS_PER_MILLE
  *
- * Makes a TAP device of that name in each namespace and carries frames between them, each DELAY_MS
- * later, but for LOSS_PER_MILLE of them, drawn from a fixed seed. For kernels without netem. Prints
- * "ready" when both are there, and runs until it is killed; the devices go with it.
+ * Creates a TAP device of that name in each namespace and forwards frames between them, each after DELAY_MS,
+ * except LOSS_PER_MILLE of them, drawn from a fixed seed. For kernels without netem. Prints "ready" when both
+ * devices exist, and runs until it is killed; the devices end with it.
  */
 #include "base/base.h"
 
@@ -26,13 +26,13 @@
 enum { MAX_FRAME = 2048, MAX_FRAMES = 4096 };
 
 typedef struct frame {
-    double at_s; /* when it is to leave */
+    double at_s; /* when it is forwarded */
     int to;      /* 0 or 1 */
     size_t bytes;
     uint8_t data[MAX_FRAME];
 } frame;
 
-/* In the order of their coming, which is that of their leaving, as all wait equally long. */
+/* In the order of arrival, which is the order of departure, because all have the same delay. */
 typedef struct queue {
     frame *frames;
     size_t first, count;

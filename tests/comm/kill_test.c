@@ -1,11 +1,12 @@
 /*
- * kill_test.c: real processes, really killed and really stopped, in the middle of traffic, on one host.
+ * kill_test.c: real processes of one host, which are killed or stopped in the middle of traffic.
  *
- *   kill_test TRANSPORT TRIALS [SEED [stop]]     and, for itself: kill_test --rank PIPE
+ *     kill_test TRANSPORT TRIALS [SEED [stop]]
+ *     kill_test --rank PIPE                  (started by itself)
  *
- * In each trial a few ranks run random collectives without an end; one of them, drawn, gets SIGKILL or
- * SIGSTOP (always, with `stop`) at a moment, drawn; kill_world.h judges what the others make of it. Afterwards nothing may be
- * left: no process, no socket with a name, no file.
+ * In each trial a few ranks run random collectives without end. A random one of them gets SIGKILL or SIGSTOP
+ * (with `stop` always SIGSTOP) at a random moment; kill_world.h checks what the others report. Afterwards
+ * nothing may be left: no process, no named socket, no file.
  */
 #include "kill_world.h"
 #include "transport/registry.h"
@@ -14,7 +15,7 @@ enum { WORKERS = 3 };
 
 /* ---- what is left -------------------------------------------------------------------------------- */
 
-/* Names that ranks of this test have given to sockets. */
+/* Names that ranks of this test have given to their sockets. */
 static int sockets_left(void)
 {
     char line[512], name[32];
@@ -82,7 +83,7 @@ int main(int argc, char **argv)
     int trials = atoi(argv[2]);
     uint64_t first = argc > 3 ? strtoull(argv[3], NULL, 10) : 1;
     bool always_stop = argc > 4 && strcmp(argv[4], "stop") == 0;
-    /* Most of a trial is waiting: some run side by side. */
+    /* A trial mostly waits, so several run concurrently. */
     pid_t workers[WORKERS];
     for (int i = 0; i < WORKERS; i++) {
         workers[i] = fork();

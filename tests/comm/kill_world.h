@@ -1,12 +1,13 @@
 /*
- * kill_world.h: ranks that run random collectives without an end, one of which is killed or stopped, and
- * the judging of what the others say then. For kill_test.c (ranks of one host) and hosts_kill.c (of several).
+ * kill_world.h: ranks that run random collectives without end, one of which is killed or stopped, and checks of
+ * what the others report. For kill_test.c (ranks of one host) and hosts_kill.c (of several).
  *
- * The ranks are processes of the test's own program, started with `--rank PIPE`: main() hands that to
- * be_a_rank(). Each writes two words into the pipe, each in one piece: that it has joined, and how its
- * last call ended. Every survivor must come back with an error of the peer group that names the victim,
- * or, once in a long while, a neighbour that has left because of the death, and in time: see late_s. How long it took is measured and printed, and not judged: that depends on what else
- * the machine does. A rank dies with the process that started it.
+ * The ranks are processes of the test's own program, started with `--rank PIPE`: main() passes that to
+ * be_a_rank(). Each writes two records to the pipe, each with one write: that it has joined, and how its last
+ * call ended. Every survivor must return in time (see late_s) with an error of the peer group that names the
+ * victim; rarely, it may name a neighbour that has left because of the death. The time that this took is
+ * measured and printed, and not checked: it depends on the load of the machine. A rank dies with the process
+ * that started it.
  */
 #ifndef TANDEM_TESTS_COMM_KILL_WORLD_H
 #define TANDEM_TESTS_COMM_KILL_WORLD_H
@@ -27,14 +28,14 @@
 
 enum { MAX_RANKS = 6, RANK_S = 300 };
 
-/* A death is noticed as one, long before the deadline of a call; a stop is noticed by the deadline. */
+/* A death is detected as such, long before the deadline of a call; a stop is detected by the deadline. */
 static const double kill_deadline_s = 60, stop_deadline_s = 2.5, late_s = 25;
 
-/* What a rank has to say, through the pipe. */
+/* The record that a rank writes to the pipe. */
 typedef struct word {
     int rank;
     int status;
-    bool ready; /* it is in the world, and traffic begins */
+    bool ready; /* it has joined the world, and traffic begins */
     double time_s;
     char text[1000];
 } word;
@@ -106,7 +107,7 @@ static int be_a_rank(int pipe_fd)
 /* ---- a trial ------------------------------------------------------------------------------------ */
 
 typedef struct trial {
-    const char *transport; /* NULL: chosen by where the ranks run */
+    const char *transport; /* NULL: chosen by the location of the ranks */
     const char *rendezvous;
     const char *const *spaces; /* the hosts, as network namespaces; NULL: all ranks are here */
     int ranks_per_host;
@@ -119,7 +120,7 @@ typedef struct trial {
     int pipe_fd;
     double slowest_s[2]; /* of the survivors on the victim's host, and of the others */
     int named_count;     /* survivors whose error names the victim, */
-    int second_count;    /* and who name another: see is_second_hand() */
+    int second_count;    /* and those whose error names another rank: see is_second_hand() */
 } trial;
 
 static void set_number(const char *variable, double value)
@@ -150,7 +151,7 @@ static pid_t start_rank(const trial *t, int rank, int write_fd)
     ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
     if (length < 0) _exit(127);
     self[length] = '\0';
-    if (t->spaces) /* which becomes the rank itself: the process stays the same */
+    if (t->spaces) /* which becomes the rank: the process stays the same */
         execlp("ip", "ip", "netns", "exec", t->spaces[host_of(t, rank)], self, "--rank", text,
                (char *)NULL);
     else
@@ -158,7 +159,7 @@ static pid_t start_rank(const trial *t, int rank, int write_fd)
     _exit(127);
 }
 
-/* Reads one word; false when none comes in time. */
+/* Reads one record; false if none arrives in time. */
 static bool hear(const trial *t, word *out, double until_s)
 {
     for (;;) {
@@ -190,22 +191,22 @@ static bool names_victim(const trial *t, const char *text)
     return strstr(text, plain) != NULL || (list && strstr(list, listed));
 }
 
-/* Over messages, one that hears of a death very late may find a neighbour gone who has left because of it.
- * It asks before it blames that one; still it was seen, once in 660 trials at thirty times the load that the
- * processors can bear. */
+/* With messages, a rank that is notified of a death very late may find that a neighbour has left because of
+ * it. It asks the hub before it reports that neighbour. Nevertheless this was observed, once in 660 trials with
+ * thirty times as many processes as CPUs. */
 static bool is_second_hand(const trial *t, const char *text)
 {
     if (t->transport && strcmp(t->transport, "shm") == 0) return false;
     return strstr(text, "sending to rank") || strstr(text, "receiving from rank");
 }
 
-/* How many of those are allowed in this number of trials. */
+/* The number of such cases that are allowed in this number of trials. */
 static int second_most(int trials)
 {
     return 1 + trials / 50;
 }
 
-/* One survivor's word: an error of the peer group, that names the victim, in time. */
+/* Checks the record of one survivor: an error of the peer group that names the victim, in time. */
 static bool judge(trial *t, double struck_s)
 {
     word w = {.rank = -1};
@@ -240,7 +241,7 @@ static bool watch(trial *t)
     return t->named_count > 0 || complain(t, "no survivor's error names the victim", &w);
 }
 
-/* Everybody must have ended, or end now. */
+/* All ranks must have ended, or end now. */
 static bool reap(trial *t, bool well)
 {
     bool clean = true;

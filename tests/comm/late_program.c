@@ -1,6 +1,6 @@
 /*
- * late_program.c: a world in which the last rank comes late to a call: it first waits, two minutes at
- * most, for the file that the argument names. For the test of `tandem trace` on ranks that hang.
+ * late_program.c: a world in which the last rank is late for a call: it first waits, at most two minutes, for
+ * the file that the argument names. For the test of `tandem trace` on ranks that hang.
  */
 #include <tandem/comm.h>
 #include <tandem/trace.h>

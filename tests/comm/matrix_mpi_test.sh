@@ -15,7 +15,7 @@ options=()
 if mpirun --version 2>&1 | grep 'Open MPI' >/dev/null; then
     options=(--allow-run-as-root --oversubscribe --mca btl 'self,vader,tcp' --mca pml ob1)
 fi
-# What Open MPI does not free is not ours to find.
+# Open MPI leaks memory: leak detection is off.
 export ASAN_OPTIONS="${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0"
 export TANDEM_TRANSPORT=mpi TANDEM_DEADLINE=120
 for ranks in "$@"; do

@@ -1,14 +1,14 @@
 /*
  * matrix_test.c: every collective, over every transport, on many numbers of ranks, with odd sizes and all
- * types, against plain results.
+ * types, compared with plain results.
  *
- *   matrix_test TRANSPORT RANKS...     starts a world of each number of RANKS, one after the other
- *   matrix_test --rank                 is one of them (also what mpirun starts)
+ *     matrix_test TRANSPORT RANKS...   starts a world of each number of RANKS, one after the other
+ *     matrix_test --rank               one of its ranks (mpirun starts these as well)
  *
- * What a rank brings is a function of (lane, element), so every rank can compute what must come out.
- * Floats of 32 and 64 bits are of mixed sizes, so that a sum in another order has other bits: with lanes
- * the same 16 lanes are spread over the ranks, so the same bits must come out of every world. The small
- * types get whole numbers, whose sums are exact (their rounding is reduce_test.c's matter).
+ * The input of a rank is a function of (lane, element), so every rank can compute the expected results. Floats
+ * of 32 and 64 bits have different magnitudes, so that a sum in another order has other bits: with lanes, the
+ * same 16 lanes are distributed over the ranks, so every world must give the same bits. The small types have
+ * whole numbers, whose sums are exact (reduce_test.c tests their rounding).
  */
 #include "comm/comm.h"
 #include "transport/registry.h"
@@ -35,7 +35,7 @@ static const size_t counts[] = {0, 1, 7, 1000, 65537, 1000003, 10000000};
 enum { COUNTS = sizeof(counts) / sizeof(counts[0]) };
 enum {
     PERIOD = 65521
-}; /* elements, after which numbers repeat: a prime, so no piece of a call is so long */
+}; /* elements after which numbers repeat: a prime, so that no piece of a call has this length */
 
 /* ---- numbers ------------------------------------------------------------------------------------- */
 
@@ -45,11 +45,11 @@ static double value_of(tdm_dtype type, int lane, size_t i)
     x = (x ^ (x >> 29)) * 0x94d049bb133111ebu;
     int64_t whole = (int64_t)(x >> 60) - 8; /* -8 to 7 */
     if (type != TDM_DTYPE_F32 && type != TDM_DTYPE_F64) return (double)whole;
-    double scale = (double)(1u << (x & 15)); /* sums of mixed sizes round */
+    double scale = (double)(1u << (x & 15)); /* sums of different magnitudes are rounded */
     return (double)(float)((double)(int64_t)((x >> 32) & 0xffffff) / 16777216.0 * scale);
 }
 
-/* Small whole numbers, exactly. */
+/* Small whole numbers, which are exact. */
 static uint16_t half_bits(float value)
 {
     uint32_t bits;
@@ -111,7 +111,7 @@ static size_t unit_of(const trial *t)
     return tdm_dtype_bytes(t->call.dtype);
 }
 
-/* How many of `count` elements are computed: the others repeat them. */
+/* The number of elements, of `count`, that are computed: the others repeat them. */
 static size_t computed(size_t count)
 {
     return count < PERIOD ? count : PERIOD;
@@ -130,7 +130,7 @@ static void fill(const trial *t, uint8_t *to, int lane, size_t first, size_t cou
     repeat(t, to, count);
 }
 
-/* What must be in `out` after the call; returns how many elements of it count. */
+/* The expected contents of `out` after the call; returns how many elements are checked. */
 static size_t expect(const world *w, const trial *t)
 {
     const tdm_call *call = &t->call;
@@ -168,7 +168,7 @@ static size_t expect(const world *w, const trial *t)
     return mine.count;
 }
 
-/* This rank's parts of a sum over LANES lanes. Returns how many. */
+/* This rank's parts of a sum over LANES lanes. Returns their number. */
 static int bring_parts(world *w, const trial *t, const tdm_lanes *lanes)
 {
     int64_t nodes[TDM_MAX_LANE_PARTS];
@@ -234,7 +234,7 @@ static bool run_trial(world *w, trial *t)
     return true;
 }
 
-/* Which of the combinations are tried in this world: all of the small ones, some of the large. */
+/* The combinations that are tested in this world: all of the small ones, some of the large ones. */
 static bool is_tried(const world *w, tdm_call_kind kind, size_t count, int type)
 {
     int draw = ((int)kind * 7 + type * 3 + w->size) % 6;

@@ -1,12 +1,13 @@
 /*
- * misuse_test.c: real ranks that leave early, come late, disagree, stop, or ask for a great deal.
+ * misuse_test.c: real ranks that leave early, are late, disagree, stop, or make extreme requests.
  *
- *   misuse_test [NAME]     and, for itself: misuse_test --rank NAME
+ *     misuse_test [NAME]
+ *     misuse_test --rank NAME                (started by itself)
  *
- * Each scene is a small world of processes. A rank checks itself what it must see, and reports it by its
- * exit status; the parent starts them, waits, and ends what has not ended in time: that nobody waits for
- * ever is what most scenes are about. Times are checked only where the difference is a matter of
- * many seconds. TANDEM_TRANSPORT says which transport; without it, that for one host.
+ * Each scene is a small world of processes. A rank checks its observations itself and reports them by its exit
+ * status; the parent starts the ranks, waits, and kills those that do not end in time: most scenes test that no
+ * rank waits forever. Times are checked only if the difference is many seconds. TANDEM_TRANSPORT sets the
+ * transport; without it, that for one host.
  */
 #include "check.h"
 #include "comm/comm.h"
@@ -28,18 +29,18 @@ enum { SLOW = 1 };
 enum { SLOW = 0 };
 #endif
 
-/* SCENE_S: far more than a scene takes beside forty other processes. PROMPT_S: for what comes by itself, and
- * not by a deadline, which is 30 s. */
+/* SCENE_S: far more than a scene takes beside forty other processes. PROMPT_S: for events that do not need a
+ * deadline, which is 30 s. */
 enum { MAX_RANKS = 8, SCENE_S = 200, PROMPT_S = 15 };
 
-/* Wakes `count` ranks of a scene through a pipe that all of them have, without the library. */
+/* Wakes `count` ranks of a scene through a pipe that all of them share, without the library. */
 static void give_word(int count)
 {
     const char *pipe_fd = getenv("MISUSE_WRITE");
     for (int i = 0; i < count; i++) CHECK(pipe_fd && write(atoi(pipe_fd), "x", 1) == 1);
 }
 
-/* False: none came in time. */
+/* False: no byte arrived in time. */
 static bool await_word(double seconds)
 {
     const char *pipe_fd = getenv("MISUSE_READ");
@@ -48,7 +49,7 @@ static bool await_word(double seconds)
     return poll(&wait, 1, (int)(seconds * 1e3)) > 0 && read(wait.fd, &byte, 1) == 1;
 }
 
-/* False: it did not become so in time. */
+/* False: it did not become true in time. */
 static bool await_state(tdm_comm *comm, int rank, tdm_peer_state state)
 {
     double until_s = tdm_clock_s() + PROMPT_S;
@@ -74,8 +75,8 @@ static void check_error(const tdm_error *err, const char *part)
 
 /* ---- scenes -------------------------------------------------------------------------------------- */
 
-/* Every value of a tag is a program's own; messages of a tag keep their order, those of different tags
- * need none. */
+/* Every value of a tag is available to programs; messages with one tag keep their order, messages with
+ * different tags need not. */
 static void tags(tdm_comm *comm, int rank)
 {
     static const uint32_t tag[] = {0, 7, 0xfffffffdu, 0xfffffffeu, UINT32_MAX};
@@ -83,7 +84,7 @@ static void tags(tdm_comm *comm, int rank)
     tdm_group *world = tdm_comm_world(comm);
     tdm_error err = {0};
     for (int i = 0; i < TAGS * EACH; i++) {
-        /* The one sends tag by tag, the other receives the last tag first. */
+        /* One rank sends tag by tag, the other receives the last tag first. */
         int which = rank == 0 ? i / EACH : TAGS - 1 - i / EACH;
         int32_t value = rank == 0 ? 100 * which + i % EACH : -1;
         tdm_call call = {.kind = rank == 0 ? TDM_CALL_SEND : TDM_CALL_RECV,
@@ -101,7 +102,7 @@ static void tags(tdm_comm *comm, int rank)
     }
 }
 
-/* Cuts that cannot be are this rank's error, and leave the group as it was. */
+/* Invalid cuts are an error of this rank only, and do not break the group. */
 static void wrong_cuts(tdm_comm *comm, int rank)
 {
     static const struct {
@@ -130,7 +131,7 @@ static void wrong_cuts(tdm_comm *comm, int rank)
     tdm_call call = {.kind = TDM_CALL_REDUCE_SCATTER,
                      .dtype = TDM_DTYPE_F32,
                      .count = 10,
-                     .out = part + 1, /* neither its own place nor elsewhere */
+                     .out = part + 1, /* neither at its offset nor elsewhere */
                      .lanes = &lanes,
                      .parts = parts,
                      .cuts = cuts};
@@ -141,7 +142,7 @@ static void wrong_cuts(tdm_comm *comm, int rank)
     CHECK(part[cuts[rank]] == (rank == 0 ? 2.0f : 0.0f));
 }
 
-/* Ranks that cut differently are told. */
+/* Ranks with different cuts get an error. */
 static void other_cuts(tdm_comm *comm, int rank)
 {
     const size_t cuts[] = {0, rank == 0 ? 5 : 6, 100000};
@@ -173,10 +174,10 @@ static void many_tags(tdm_comm *comm, int rank)
     }
     CHECK_INT(status, TDM_OK);
     CHECK((double)clock() / CLOCKS_PER_SEC <
-          20); /* of the processor: others may have the most of it */
+          20); /* of CPU time: other processes may use most of the CPU */
 }
 
-/* Rank 0 closes while rank 1 has not taken what it sends. No rank has failed: ranks 1 and 2 continue. */
+/* Rank 0 closes while rank 1 has not received what it sends. No rank has failed: ranks 1 and 2 continue. */
 static void close_with_pending(tdm_comm *comm, int rank)
 {
     static float big[1 << 20];
@@ -199,11 +200,12 @@ static void close_with_pending(tdm_comm *comm, int rank)
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
     CHECK_INT(tdm_comm_peer_state(comm, 0), TDM_PEER_LEFT);
-    CHECK_INT(tdm_comm_peer_state(comm, 3 - rank), TDM_PEER_WELL); /* no hub tells who leaves now */
+    /* without a hub, departures are not reported */
+    CHECK_INT(tdm_comm_peer_state(comm, 3 - rank), TDM_PEER_WELL);
 }
 
-/* Rank 1 computes for longer than rank 0 waits for it in one group. That group is broken; rank 1 is not
- * dead, and the world continues. */
+/* Rank 1 computes for longer than rank 0 waits for it in one group. That group is broken; rank 1 does not
+ * count as dead, and the world continues. */
 static void busy_peer(tdm_comm *comm, int rank)
 {
     static float big[1 << 20];
@@ -228,13 +230,13 @@ static void busy_peer(tdm_comm *comm, int rank)
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
     if (rank != 1) return;
-    double until_s = tdm_clock_s() + PROMPT_S; /* the word of it may come after the barrier */
+    double until_s = tdm_clock_s() + PROMPT_S; /* the notification may arrive after the barrier */
     while (tdm_group_check(pair, &err) == TDM_OK && tdm_clock_s() < until_s) check_sleep_s(0.005);
     CHECK_INT(tdm_group_check(pair, &err), TDM_ERR_PEER_TIMEOUT);
 }
 
-/* Rank 0 makes a group, waits in vain and gives up before rank 1 has made it: rank 1 hears of that as
- * soon as it has, and is not taken for dead because it did not answer. */
+/* Rank 0 creates a group, times out and gives up before rank 1 has created it: rank 1 gets the error as soon
+ * as it does, and does not count as dead because it did not answer. */
 static void late_group(tdm_comm *comm, int rank)
 {
     static float big[1 << 20];
@@ -262,7 +264,7 @@ static void late_group(tdm_comm *comm, int rank)
     if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
 }
 
-/* A rank that has nothing more to do leaves. What the others do without it is not its business. */
+/* A rank that has finished leaves. What the others do without it does not affect it. */
 static void left_third(tdm_comm *comm, int rank)
 {
     tdm_group *world = tdm_comm_world(comm);
@@ -286,7 +288,7 @@ static void left_third(tdm_comm *comm, int rank)
     if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
 }
 
-/* A call that needs a rank that has left ends soon, not at the deadline. */
+/* A call that needs data from a rank that has left ends soon, not at the deadline. */
 static void left_needed(tdm_comm *comm, int rank)
 {
     tdm_error err = {0};
@@ -298,8 +300,8 @@ static void left_needed(tdm_comm *comm, int rank)
     check_error(&err, "rank 1");
 }
 
-/* Ranks 0 and 1 disagree in calls that they have started and do not wait for. Rank 2, which waits for
- * something else of that group, hears of it at once. */
+/* Ranks 0 and 1 disagree in calls that they have started and do not wait for. Rank 2, which waits for another
+ * call of that group, is notified at once. */
 static void told_from_behind(tdm_comm *comm, int rank)
 {
     tdm_group *world = tdm_comm_world(comm);
@@ -332,7 +334,7 @@ static void told_from_behind(tdm_comm *comm, int rank)
     CHECK_INT(tdm_request_wait(request, &err), TDM_ERR_PEER_MISMATCH);
 }
 
-/* Sums in these groups, all at once: on a busy machine each wait for the other rank takes long. */
+/* Concurrent sums in these groups: on a busy machine each wait for the other rank takes long. */
 static tdm_status sum_in_groups(tdm_group **groups, int count, tdm_error *err)
 {
     enum { MAX = 100 };
@@ -356,7 +358,7 @@ static tdm_status sum_in_groups(tdm_group **groups, int count, tdm_error *err)
     return status;
 }
 
-/* Many groups, all in use; then half of them gone and made again. */
+/* Many groups, all in use; then half of them are destroyed and created again. */
 static void many_groups(tdm_comm *comm, int rank)
 {
     enum { MAX = 2000, AT_ONCE = 100 };
@@ -377,7 +379,7 @@ static void many_groups(tdm_comm *comm, int rank)
     }
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "%s\n", err.message);
-    CHECK((double)clock() / CLOCKS_PER_SEC < 40); /* of the processor */
+    CHECK((double)clock() / CLOCKS_PER_SEC < 40); /* of CPU time */
 }
 
 /* More calls in flight than the window has slots, waited for from the last to the first. */
@@ -407,8 +409,8 @@ static void many_in_flight(tdm_comm *comm, int rank)
     }
 }
 
-/* One rank runs through shared memory, the other by messages, since their sizes differ; then one asks
- * for another algorithm; then they differ in the root of something that needs no answer. */
+/* One rank uses shared memory, the other messages, because their sizes differ; then one requests another
+ * algorithm; then they differ in the root of a call that needs no answer. */
 static void disagree(tdm_comm *comm, int rank)
 {
     static float data[300000];
@@ -443,7 +445,7 @@ static void disagree(tdm_comm *comm, int rank)
         call.in = call.kind == TDM_CALL_SEND ? data : NULL;
         call.deadline_s = 30;
         double begin_s = tdm_clock_s();
-        /* A call that needs nothing of the other may end well before that is there. */
+        /* A call that needs no data from the other rank may end well before that rank makes it. */
         while (status == TDM_OK && tdm_clock_s() - begin_s < PROMPT_S)
             status = tdm_call_run(group, &call, &err);
         CHECK_INT(status, TDM_ERR_PEER_MISMATCH);
@@ -460,7 +462,7 @@ static void disagree(tdm_comm *comm, int rank)
 
 /* ---- ranks that stop ------------------------------------------------------------------------------- */
 
-/* The hub is stopped: nobody answers questions, passes news on, or says good-bye. */
+/* The hub is stopped: no process answers queries, forwards news, or handles departures. */
 static void hub_stops(tdm_comm *comm, int rank)
 {
     static float big[1 << 20];
@@ -486,7 +488,7 @@ static void hub_stops(tdm_comm *comm, int rank)
     _exit(check_failures ? 1 : 0);
 }
 
-/* A member is stopped while a group is made, and while others close with calls pending. */
+/* A member is stopped while a group is created, and while others close with pending calls. */
 static void member_stops(tdm_comm *comm, int rank)
 {
     static float big[1 << 20];
@@ -500,7 +502,7 @@ static void member_stops(tdm_comm *comm, int rank)
     CHECK_INT(tdm_call_start(world, &call, &request, &err), TDM_OK);
     double begin_s = tdm_clock_s();
     tdm_status status = tdm_group_create(comm, (int[]){1, 0, 2}, 3, &group, &err);
-    if (status == TDM_OK) status = tdm_group_barrier(group, &err); /* it had nobody to ask */
+    if (status == TDM_OK) status = tdm_group_barrier(group, &err); /* it had no hub to ask */
     CHECK(tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER);
     check_error(&err, "rank 1");
     CHECK(tdm_clock_s() - begin_s < PROMPT_S);
@@ -556,7 +558,7 @@ static void *work(void *user)
         tdm_status status = work_once(w, i, data, &err);
         w->ok = status == TDM_OK && tdm_comm_world(w->comm) != NULL;
         if (!w->ok) fprintf(stderr, "thread %d, call %d: %s\n", w->number, i, err.message);
-        if (i % 50 == 49) { /* groups come and go meanwhile */
+        if (i % 50 == 49) { /* groups are created and destroyed meanwhile */
             tdm_group_destroy(w->group);
             int order[2] = {w->number % 2, 1 - w->number % 2};
             w->ok = tdm_group_create(w->comm, order, 2, &w->group, &err) == TDM_OK;
@@ -565,8 +567,8 @@ static void *work(void *user)
     return NULL;
 }
 
-/* Two threads of each rank, each with a separate group, start, test, run and wait side by side. (The
- * order of groups with the same ranks is the threads' own, so each has ranks in another order.) */
+/* Two threads of each rank, each with a separate group, start, test, run and wait concurrently. (The order of
+ * groups with the same ranks is up to the threads, so each has the ranks in another order.) */
 static void threads(tdm_comm *comm, int rank)
 {
     enum { THREADS = 2 };
@@ -597,7 +599,7 @@ static void *push(void *user)
     pusher *p = user;
     tdm_error err = {0};
     p->ok = true;
-    for (bool end = false; !end && p->ok;) { /* until the threads of both ranks have asked */
+    for (bool end = false; !end && p->ok;) { /* until the threads of both ranks have called it */
         p->data[0] = atomic_load(&p->has_asked) ? 1 : 0;
         p->ok = tdm_group_all_reduce(p->group, NULL, p->data, p->count, TDM_DTYPE_F32,
                                      TDM_REDUCE_SUM, &err) == TDM_OK;
@@ -606,7 +608,7 @@ static void *push(void *user)
     return NULL;
 }
 
-/* While one thread moves a great deal, another asks something that never waits. */
+/* While one thread transfers much data, another makes calls that never wait. */
 static void not_held_up(tdm_comm *comm, int rank)
 {
     pusher p = {.group = tdm_comm_world(comm), .count = SLOW ? 1 << 20 : 16 << 20};
@@ -622,14 +624,14 @@ static void not_held_up(tdm_comm *comm, int rank)
     atomic_store(&p.has_asked, true);
     pthread_join(handle, NULL);
     CHECK(p.ok);
-    tdm_error err = {0}; /* nobody leaves while the other still asks */
+    tdm_error err = {0}; /* no rank leaves while the other still makes calls */
     CHECK_INT(tdm_group_barrier(p.group, &err), TDM_OK);
     printf("asked %d times in 2 s\n", asked);
     free(p.data);
 }
 
-/* A child by fork() closes what is its parent's, as a clean-up at exit would: it neither hangs nor does
- * harm to the world. */
+/* A child from fork() closes its parent's comm, as a clean-up at exit would: it neither hangs nor affects the
+ * world. */
 static void forks(tdm_comm *comm, int rank)
 {
     (void)rank;
@@ -649,8 +651,8 @@ static void forks(tdm_comm *comm, int rank)
     CHECK_INT(tdm_group_barrier(tdm_comm_world(comm), &err), TDM_OK);
 }
 
-/* The first error puts what came before it into the log, once: one line for everybody, the rest for who
- * wants to see more. */
+/* The first error writes the preceding events to the log, once: one line at level info, the rest at level
+ * debug. */
 typedef struct words {
     pthread_mutex_t lock;
     int broken, calls, shown;
@@ -667,7 +669,7 @@ static void note_words(const tdm_log_record *record, void *user)
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Whether it has all been written: another thread may have noticed the error first, and write still. */
+/* Whether everything has been written: another thread may have noticed the error first, and still write. */
 static bool is_written(words *w)
 {
     pthread_mutex_lock(&w->lock);
@@ -694,7 +696,7 @@ static void error_dumps(tdm_comm *comm, int rank)
     }
     double until_s = tdm_clock_s() + PROMPT_S;
     while (!is_written(&w) && tdm_clock_s() < until_s) check_sleep_s(0.005);
-    check_sleep_s(0.1); /* nor does it come a second time */
+    check_sleep_s(0.1); /* nor is it written a second time */
     tdm_log_remove_sink(note_words, &w);
     CHECK_INT(w.broken, 1);
     CHECK_INT(w.shown, 1);
@@ -708,7 +710,7 @@ typedef struct scene {
     const char *name;
     int size;
     void (*play)(tdm_comm *comm, int rank);
-    int stops; /* a rank that stops, and is ended when the others have; -1: none */
+    int stops; /* a rank that stops, and is killed when the others have ended; -1: none */
 } scene;
 
 static const scene scenes[] = {
@@ -788,7 +790,7 @@ static bool play(const scene *s)
     return well;
 }
 
-/* Some at a time: most of them sleep most of the time. */
+/* Several at a time: most of them sleep most of the time. */
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--rank") == 0) return be_a_rank(argv[2]);

@@ -1,10 +1,10 @@
 /*
  * mixed_test.c: the composite transport, with real processes: ranks of two "hosts" on one machine.
  *
- * Ranks 0 and 1 share one host's memory, ranks 2 and 3 another's, and the far transport is a second
- * shm over a third memory that all four share, in a wrapper that makes its arrivals even, as those of
- * every other transport are. So the same random traffic runs over both ways at once, with a far end
- * that has a descriptor to wait for, and with one that has none.
+ * Ranks 0 and 1 share the memory of one host, ranks 2 and 3 that of another. The far transport is a second shm
+ * over a third memory that all four share, in a wrapper that makes its arrivals even, like those of every other
+ * transport. So the same random traffic uses both transports at once, with a far transport that has a
+ * descriptor to wait for, and with one that has none.
  */
 #include "shm_bench.h"
 
@@ -40,7 +40,7 @@ static void far_send(tdm__transport *t, int peer, const tdm__head *head, const v
                      void *cookie)
 {
     tdm__transport *inner = ((far_end *)t)->inner;
-    CHECK(peer / 2 != (int)head->source / 2); /* neighbours are not sent to this way */
+    CHECK(peer / 2 != (int)head->source / 2); /* messages to neighbours do not use this transport */
     inner->ops->send(inner, peer, head, data, cookie);
 }
 
@@ -100,12 +100,12 @@ static const tdm__transport_ops far_without_fd = {.name = "far",
 typedef struct plan {
     traffic_shared shared;
     bool with_fd;
-    /* The names of the two hosts' memories, by host, for those who are not the lowest there. */
+    /* The names of the memories of the two hosts, by host, for the ranks that are not the lowest there. */
     host_bench_address names[2];
     _Atomic int named[2];
 } plan;
 
-/* The host of this rank and its neighbour, beside the memory that all four share. */
+/* The host of this rank and its neighbour, besides the memory that all four share. */
 static tdm__host *near_host(host_bench *b, plan *p)
 {
     int group = b->rank / 2;
@@ -163,7 +163,7 @@ static void mixed_traffic(host_bench *b)
     traffic_run(t);
     CHECK(traffic_is_over(t));
     for (int i = 0; i < b->size; i++) CHECK(!t->lost[i]);
-    /* A wake ends the next wait, whichever kind it is, and forgetting goes the right way. */
+    /* A wake ends the next wait of either kind, and forget() reaches the right transport. */
     double begin_s = tdm_clock_s();
     t->transport->ops->wake(t->transport);
     t->transport->ops->wait(t->transport, STUCK_S);

@@ -1,16 +1,17 @@
 /*
- * overlap_program.c: how much of the communication of a training step hides behind its backward pass.
+ * overlap_program.c: measures which part of the communication of a training step overlaps with its backward
+ * pass.
  *
- *   overlap_program BUCKETS BYTES COMPUTE_MS STEPS [scatter]
+ *     overlap_program BUCKETS BYTES COMPUTE_MS STEPS [scatter]
  *
- * One rank of a world (its place comes from the environment). A step computes BUCKETS times for about
- * COMPUTE_MS, at full load on one thread, and starts after each the sum of a bucket of BYTES over two
- * lanes a rank: an all-reduce, or with `scatter` a reduce-scatter and, when all is computed, gathers
- * in the opposite order, the most urgent last. Steps of three kinds take turns: computing alone,
- * communicating alone, and both; of each the median counts. What is left to communicate when the
- * computing of a step has ended is not hidden. What could be hidden is all but what is left when every
- * bucket takes its share of the time of communicating alone, one after the other, each from the moment
- * it is ready. Rank 0 prints the result as JSON, with the processor time of the three kinds of steps.
+ * One rank of a world (its rank comes from the environment). A step computes BUCKETS times for about
+ * COMPUTE_MS, at full load on one thread, and starts after each the sum of a bucket of BYTES over two lanes for
+ * each rank: an all-reduce, or with `scatter` a reduce-scatter and, when the computation has ended, gathers in
+ * the opposite order, the most urgent last. Steps of three kinds alternate: only computation, only
+ * communication, and both; the median of each counts. Communication that is left when the computation of a step
+ * has ended is not hidden. The part that could be hidden is everything except what is left if each bucket takes
+ * its share of the time of communication alone, one after the other, each from the moment it is ready. Rank 0
+ * prints the result as JSON, with the CPU time of the three kinds of steps.
  */
 #include <tandem/os.h>
 #include <tandem/trace.h>
@@ -29,7 +30,7 @@ typedef struct overlap {
     int bucket_count, step_count;
     size_t count; /* elements of a bucket */
     bool scatter;
-    long turns; /* of the computing for one bucket */
+    long turns; /* of the computation for one bucket */
     float *work;
     float *buckets[MAX_BUCKETS];
     int64_t first[65];
@@ -78,7 +79,7 @@ static void finish(tdm_request **requests, int count)
         if (tdm_request_wait(requests[i], &err) != TDM_OK) fail(&err);
 }
 
-/* Returns when the computing had ended. */
+/* Returns the time at which the computation ended. */
 static double run_step(const overlap *o, bool computes, bool talks)
 {
     tdm_request *requests[MAX_BUCKETS];
@@ -126,8 +127,8 @@ static double median(double *values, int count)
     return values[count / 2];
 }
 
-/* What is left of the communication when `computed_s` of computing are over, at best. Gathers, which
- * are half of it where sums are scattered, all come afterwards. */
+/* The communication that is left after `computed_s` of computation, at best. Gathers, which are half of it if
+ * sums are scattered, all follow afterwards. */
 static double min_left_s(const overlap *o, double computed_s, double talk_s)
 {
     double end_s = 0, gathers_s = o->scatter ? talk_s / 2 : 0;
@@ -159,7 +160,7 @@ static void report(overlap *o)
 
 static void measure(overlap *o)
 {
-    run_step(o, true, true); /* all pages are there, all connections made */
+    run_step(o, true, true); /* all pages are touched, all connections are open */
     for (int s = 0; s < o->step_count; s++)
         for (int kind = 0; kind < STEP_KINDS; kind++) {
             barrier(o);
@@ -167,7 +168,7 @@ static void measure(overlap *o)
             double computed_s = run_step(o, kind != TALK, kind != COMPUTE);
             o->cpu_s[kind] += (cpu_now_s() - cpu_s) / o->step_count;
             double end_s = tdm_clock_s();
-            barrier(o); /* a step is over when it is so everywhere */
+            barrier(o); /* a step is over when it is over on all ranks */
             o->seconds[kind][s] = tdm_clock_s() - begin_s;
             o->computed_s[s] = computed_s - begin_s; /* BOTH is the last kind */
             o->left_s[s] = end_s - computed_s;
@@ -175,7 +176,7 @@ static void measure(overlap *o)
     if (tdm_comm_rank(o->comm) == 0) report(o);
 }
 
-/* So many turns take about as long as they should. */
+/* This number of rounds takes about the right time. */
 static void calibrate(overlap *o, double seconds)
 {
     o->turns = 20;
@@ -185,7 +186,7 @@ static void calibrate(overlap *o, double seconds)
     double turn_s = (tdm_clock_s() - begin_s) / (double)o->turns;
     o->turns = (long)(seconds / turn_s) + 1;
     tdm_error err = {0};
-    int64_t turns = o->turns; /* the same work everywhere */
+    int64_t turns = o->turns; /* the same number on all ranks */
     if (tdm_group_broadcast(tdm_comm_world(o->comm), &turns, 1, TDM_DTYPE_I64, 0, &err) != TDM_OK)
         fail(&err);
     o->turns = (long)turns;

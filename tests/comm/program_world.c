@@ -105,7 +105,7 @@ static void world_start(world *w, int rank, int slot, tdm__program *p, const tdm
     WORLD_CHECK(w, i->step != (uint32_t)TDM__NOTICE_STEP);
     if (w->failed) return;
     world_message *m = world_find(w, sends ? rank : i->peer, sends ? i->peer : rank, i->step);
-    WORLD_CHECK(w, sends ? !m->sender : !m->receiver); /* else a step number is used twice */
+    WORLD_CHECK(w, sends ? !m->sender : !m->receiver); /* otherwise a step number is used twice */
     if (m->sender || m->receiver) WORLD_CHECK(w, m->bytes == i->bytes);
     if (w->failed) return;
     m->bytes = i->bytes;
@@ -137,7 +137,7 @@ static void world_deliver(world *w, int index)
     if (m->depth > w->steps) w->steps = m->depth;
 }
 
-/* One instruction; false when it must wait. */
+/* Executes one instruction; false if it must wait. */
 static bool world_execute(world *w, int rank, int slot)
 {
     tdm_request *q = &w->requests[rank];
@@ -170,7 +170,7 @@ static bool world_execute(world *w, int rank, int slot)
     return true;
 }
 
-/* Moves one program of a rank on, if any can. */
+/* Executes an instruction of one program of a rank, if possible. */
 static bool world_move(world *w, int rank)
 {
     tdm_request *q = &w->requests[rank];
@@ -233,7 +233,7 @@ void world_run(world *w, const tdm__algorithm_ops *algorithm)
         if (!moved && w->ready_count)
             world_deliver(w, world_draw(w, w->ready_count));
         else
-            WORLD_CHECK(w, moved); /* else they wait for each other forever */
+            WORLD_CHECK(w, moved); /* otherwise they wait for each other forever */
     }
-    WORLD_CHECK(w, w->failed || w->open_messages == 0); /* else somebody does not receive */
+    WORLD_CHECK(w, w->failed || w->open_messages == 0); /* otherwise a message is not received */
 }

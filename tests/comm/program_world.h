@@ -1,12 +1,12 @@
 /*
- * program_world.h: runs the programs of all ranks of a group in memory, for tests of algorithms.
+ * program_world.h: executes the programs of all ranks of a group in memory, for tests of algorithms.
  *
- * Every rank has its own group, request and programs, written by the algorithm under test; an
- * interpreter runs one instruction of a program drawn at random, or carries out one message drawn at
- * random, until all have ended. It is an unkind network: the bytes of a message are read and written
- * at any moment between its start and the JOINs on both sides, in any order. It notices programs that
- * wait forever, messages that nobody receives, step numbers used twice and sizes that differ, and
- * counts messages, bytes and steps (the longest chain of messages, each begun after the one before it).
+ * Every rank has a separate group, request and programs, written by the algorithm under test. An interpreter
+ * executes one instruction of a random program, or delivers one random message, until all have ended. The bytes
+ * of a message are read and written at any moment between its start and the JOINs on both sides, in any order.
+ * The interpreter detects programs that wait forever, messages that are not received, step numbers used twice
+ * and sizes that differ, and counts messages, bytes and steps (the longest chain of messages, each begun after
+ * the one before it).
  */
 #ifndef TANDEM_TESTS_COMM_PROGRAM_WORLD_H
 #define TANDEM_TESTS_COMM_PROGRAM_WORLD_H
@@ -38,19 +38,20 @@ enum { WORLD_BUCKETS = 4096 };
 typedef struct world {
     int size;
     tdm_comm comm;
-    tdm__choice row; /* the whole table: a segment size, or nothing */
+    tdm__choice row; /* the only row of the table, which sets the segment size; or zero */
     tdm_group *groups;
     tdm_request *requests;
-    int (*depths)[TDM__MAX_FLIGHT];   /* by rank and program: messages one after the other so far */
+    /* by rank and program: number of messages in sequence so far */
+    int (*depths)[TDM__MAX_FLIGHT];
     int (*arriving)[TDM__MAX_FLIGHT]; /* depth after the next JOIN */
     tdm_arena *arena;
     tdm_rng rng;
     world_message *buckets[WORLD_BUCKETS];
     world_message **ready; /* both sides have begun */
     int ready_count, ready_capacity;
-    int open_messages; /* one side is missing, or the data have not moved */
-    /* What came out. */
-    uint64_t *bytes;    /* by rank: sent */
+    int open_messages; /* one side is missing, or the data has not been copied */
+    /* The results. */
+    uint64_t *bytes;    /* by rank: number sent */
     uint64_t *messages; /* by rank: sent */
     int steps;
     bool failed;
@@ -67,10 +68,10 @@ void world_init(world *w, int size, uint64_t seed);
 
 void world_release(world *w);
 
-/* Calls are cut into segments of about that many bytes, by a row in the table. */
+/* Calls are cut into segments of about that many bytes, according to a row of the table. */
 void world_segments(world *w, tdm_call_kind kind, tdm_algorithm algorithm, uint32_t segment_bytes);
 
-/* The calls of all requests are set: runs them to their end. */
+/* The calls of all requests are set: executes them to their end. */
 void world_run(world *w, const tdm__algorithm_ops *algorithm);
 
 #endif

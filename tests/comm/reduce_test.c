@@ -1,8 +1,8 @@
 /*
- * Reductions against a plain reference that walks the tree of lanes one number at a time, bit for
- * bit, on every instruction-set level that this processor has: all types and operations, all numbers
- * of leaves, odd counts, odd addresses, destinations that are sources, and guards around everything.
- * The reference adds f16 and bf16 in double precision, where their sums are exact, and rounds once.
+ * Reductions compared bit for bit with a plain reference that traverses the tree of lanes one number at a time,
+ * on every instruction-set level that this CPU has: all types and operations, all numbers of leaves, odd
+ * counts, odd addresses, destinations that are also sources, and guards around everything. The reference adds
+ * f16 and bf16 in double precision, where their sums are exact, and rounds once.
  */
 #include "comm/reduce_loops.h"
 #include "tensor/kernel.h"
@@ -79,7 +79,7 @@ static bool is_nan(const format *f, uint64_t bits)
     return (bits & ~sign_of(f)) > f->infinity;
 }
 
-/* The number that 16 or 32 bits represent. Not for NaN. */
+/* The value of 16 or 32 bits. Not for NaN. */
 static double decode(const format *f, uint64_t bits)
 {
     uint64_t size = bits & ~sign_of(f);
@@ -104,13 +104,14 @@ static uint64_t encode(const format *f, double value)
     int step = exponent - f->digits;
     if (value == 0 || step < f->min) step = f->min;
     uint64_t fraction = (uint64_t)nearbyint(ldexp(value, -step)); /* ties to even */
-    /* A carry out of the fraction is the next exponent, and past the last of those is infinity. */
+    /* A carry out of the fraction increments the exponent; past the largest exponent the result is infinity.
+     * */
     uint64_t one = UINT64_C(1) << (f->digits - 1);
     uint64_t size = fraction < one ? fraction : fraction + (uint64_t)(step - f->min) * one;
     return sign | (size < f->infinity ? size : f->infinity);
 }
 
-/* Below the normal range of the type that sums are made in there is nothing but zero. */
+/* Numbers below the normal range of the type that is used for sums are zero. */
 static uint64_t flushed(tdm_dtype dtype, uint64_t bits)
 {
     const format *f = &formats[dtype];
@@ -184,7 +185,7 @@ static uint64_t element(const tree_case *c, int leaf, size_t index)
     return bits;
 }
 
-/* The value of a node; false when none of its leaves is there. */
+/* The value of a node; false if none of its leaves is present. */
 static bool value_of(const tree_case *c, int64_t node, size_t index, uint64_t *out)
 {
     for (int i = 0; i < c->leaf_count; i++)
@@ -202,8 +203,8 @@ static bool value_of(const tree_case *c, int64_t node, size_t index, uint64_t *o
 
 /* ---- random cases ------------------------------------------------------------------------------ */
 
-/* `count` lanes of 64, from left to right; some of them become the nodes above, where those would
- * hold them alone. */
+/* `count` lanes of 64, from left to right; some of them become the nodes above them, if the node contains no
+ * other lane. */
 static void draw_nodes(tree_case *c, int count)
 {
     c->leaf_count = 0;
@@ -236,7 +237,7 @@ static uint64_t draw_bits(tdm_dtype dtype)
     uint64_t sign = draw_below(2) ? sign_of(f) : 0;
     if (draw_below(12) == 0) return sign | special[draw_below(sizeof(special) / sizeof(*special))];
     if (draw_below(4) == 0) return draw() & (sign_of(f) | (sign_of(f) - 1));
-    /* Mostly numbers whose sums are worth rounding. */
+    /* Mostly numbers whose sums are rounded. */
     uint64_t exponent = f->infinity / one / 2 - 3 + draw_below(6);
     return sign | exponent * one | (draw() & (one - 1));
 }
@@ -246,7 +247,7 @@ typedef struct buffer {
     size_t bytes;
 } buffer;
 
-/* Guards around `bytes`, which begin at an odd address when `odd` is set. */
+/* Guards around `bytes`, which begin at an odd address if `odd` is set. */
 static buffer buffer_make(size_t bytes, size_t odd)
 {
     buffer b = {.bytes = bytes};
@@ -280,7 +281,7 @@ static size_t odd_start(size_t width)
     return kind == 0 ? 0 : kind == 1 ? draw_below(32) : width * draw_below(32 / width);
 }
 
-/* Where a run writes: fresh places, or sources. */
+/* The destination of a run: new memory, or a source. */
 typedef struct targets {
     buffer fresh[2];
     void *list[4];
@@ -296,7 +297,7 @@ static void aim(targets *t, const buffer *sources, int leaf_count, int shape, si
         if (shape >> i & 1) t->list[t->count++] = t->fresh[i].data;
     }
     if (shape & 4) t->list[t->count++] = sources[draw_below((size_t)leaf_count)].data;
-    if (shape & 8) { /* the last of them comes first */
+    if (shape & 8) { /* the last of them is the first source */
         void *other = sources[leaf_count - 1].data;
         if (t->count > 0 && t->list[t->count - 1] == other) return;
         t->list[t->count++] = t->list[0];
@@ -388,7 +389,7 @@ static void all_trees(void)
                 }
 }
 
-/* More than a block, and enough that streaming begins. */
+/* More than a block, and enough that streaming stores are used. */
 static void large_trees(void)
 {
     static const int leaf_counts[] = {1, 2, 2, 3, 5, 16, 17};
@@ -459,7 +460,7 @@ static void pairs_in_place(void)
     tdm__reduce_pair(&r, a, a, b, 0);
 }
 
-/* Neither commutes nor groups at will: any other order gives another result. */
+/* Neither commutative nor associative: any other order gives another result. */
 static void mix(void *into, const void *from, size_t count, void *user)
 {
     uint16_t *a = into;
@@ -532,8 +533,8 @@ static void user_pairs(void)
     CHECK_INT(calls, 3 * COUNT);
 }
 
-/* What the caller has set in the floating-point unit has no say, and is left as it was: numbers below
- * the normal range are zero in sums, and what they are in a function of the user's. */
+/* The caller's settings of the floating-point unit have no effect on sums and are preserved: numbers below
+ * the normal range are zero in sums, and unchanged in a user-defined function. */
 static void settings(void)
 {
     float a[19], b[19], expected[19], out[19];
@@ -549,13 +550,13 @@ static void settings(void)
     tdm__reduce_pair(&r, out, a, b, 19);
     CHECK_INT(fegetround(), FE_UPWARD);
     volatile float tiny = 1e-40f;
-    CHECK(tiny * 2 == 0); /* numbers below the normal range are zero here again */
+    CHECK(tiny * 2 == 0); /* in this thread, numbers below the normal range are zero again */
     fesetround(FE_TONEAREST);
     tdm_kernel_leave(&before);
     CHECK(memcmp(out, expected, sizeof(out)) == 0);
 }
 
-/* Numbers of all sizes, many of them at the edge of the normal range, of both signs; none infinite. */
+/* Numbers of all magnitudes, many of them near the edge of the normal range, of both signs; none infinite. */
 static void draw_edges(float *out, int count)
 {
     for (int i = 0; i < count; i++) {
@@ -583,7 +584,7 @@ static void *add_elsewhere(void *user)
     return NULL;
 }
 
-/* Sums have the bits that the kernels of training give, in a thread that has set nothing as well. */
+/* Sums have the same bits as those of the kernels of training, also in a thread with default settings. */
 static void sums_are_those_of_training(void)
 {
     enum { COUNT = 4099 };
@@ -618,8 +619,8 @@ static void keep_tiny(void *into, const void *from, size_t count, void *user)
     for (size_t i = 0; i < count; i++) x[i] += ((const float *)from)[i];
 }
 
-/* The other types of floats flush as well, f16 aside, whose tiny numbers are normal ones in f32, where
- * they are added; a function of the user's sees the plain settings, also from a thread that flushes. */
+/* The other types of floats flush as well, except f16, whose smallest numbers are normal in f32, in which
+ * they are added; a user-defined function runs with the default settings, also in a thread that flushes. */
 static void other_types_flush(void)
 {
     const double small = 1e-310;
@@ -699,7 +700,7 @@ static void bad_plans(void)
     tdm__tree_plan_release(&plan);
 }
 
-/* As deep as can be: results wait on every level, and slots are small. */
+/* The deepest case: partial results wait on every level, and slots are small. */
 static void deepest_plan(void)
 {
     enum { DEEP = 62 };

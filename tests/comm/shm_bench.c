@@ -52,7 +52,7 @@ static parcel *parcel_new(traffic *t, int from, int to, int number)
 
 static void parcel_free(parcel *p)
 {
-    memset(p->data, 0xee, p->bytes); /* a later reader gets wrong bytes */
+    memset(p->data, 0xee, p->bytes); /* so that a later reader gets wrong bytes */
     if (p->offset)
         tdm__host_free(p->t->host, p->offset);
     else
@@ -174,7 +174,7 @@ static void traffic_take_one(traffic *t)
     traffic_accept(t, w.arrival, w.from, w.number);
 }
 
-/* Somebody is dead: nothing more will come from it, and nothing of it is under way afterwards. */
+/* A rank is dead: nothing more arrives from it, and no transfer with it is pending afterwards. */
 static void traffic_forget(traffic *t, int peer)
 {
     t->forgotten[peer] = true;
@@ -227,7 +227,8 @@ void traffic_run(traffic *t)
             CHECK(now_s - last_s < STUCK_S - 1);
             return;
         } else if (counted || t->may_die) {
-            t->transport->ops->wait(t->transport, 0.005); /* for the words, which ring no bell */
+            /* for the shared words, whose changes ring no bell */
+            t->transport->ops->wait(t->transport, 0.005);
         } else if (t->pending_count == 0 && (t->left_to_send == 0 || t->in_flight == MAX_FLIGHT)) {
             t->transport->ops->wait(t->transport, STUCK_S);
         }

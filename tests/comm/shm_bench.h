@@ -1,10 +1,10 @@
 /*
  * shm_bench.h: random traffic over a transport, for the tests of shm and of the composite.
  *
- * Every rank sends `messages` messages to every other. Size, content, where the buffers lie and whether
- * the receiver takes or drops a message follow from (seed, from, to, number), so that both sides know
- * what to expect; the order of sends and takes is random. A sender spoils its buffer as soon as sent()
- * is called, so that a late read shows. Ranks can be told, by a shared word, that another is dead.
+ * Every rank sends `messages` messages to every other rank. The size, the content, the location of the buffers,
+ * and whether the receiver takes or drops a message are functions of (seed, from, to, number), so that both
+ * sides know what to expect; the order of sends and takes is random. A sender overwrites its buffer as soon as
+ * sent() is called, so that a late read is detected. A shared word tells the ranks that another one is dead.
  */
 #ifndef TANDEM_TESTS_SHM_BENCH_H
 #define TANDEM_TESTS_SHM_BENCH_H
@@ -17,10 +17,10 @@
 
 enum { MAX_FLIGHT = 12, MAX_PENDING = 64, STUCK_S = 25 };
 
-/* What the processes of a test share beside the host's memory. */
+/* Shared by the processes of a test, besides the memory of the host. */
 typedef struct traffic_shared {
     _Atomic int done_count;
-    _Atomic int dead; /* rank + 1 of one that was killed; 0: nobody */
+    _Atomic int dead; /* rank + 1 of the rank that was killed; 0: none */
     _Atomic int word[8];
 } traffic_shared;
 
@@ -33,10 +33,11 @@ typedef struct traffic {
     uint64_t seed, max_bytes;
     int next[HOST_BENCH_MAX_RANKS]; /* by peer: the next message to send */
     int left_to_send, in_flight, taking;
-    int left_from[HOST_BENCH_MAX_RANKS]; /* by peer: messages that have not ended here */
-    int under_way
-        [HOST_BENCH_MAX_RANKS]; /* by peer: sends and takes that have not been called back */
-    bool may_die;               /* somebody may be killed */
+    /* by peer: number of messages from it that have not ended */
+    int left_from[HOST_BENCH_MAX_RANKS];
+    /* by peer: number of sends and takes without a callback so far */
+    int under_way[HOST_BENCH_MAX_RANKS];
+    bool may_die; /* a rank may be killed */
     bool lost[HOST_BENCH_MAX_RANKS];
     bool forgotten[HOST_BENCH_MAX_RANKS];
     struct waiting {
@@ -56,12 +57,12 @@ typedef struct parcel {
 
 tdm__transport_events traffic_events(traffic *t);
 
-/* Takes the transport's address later: it needs the events first. */
+/* The address of the transport is set later: the transport is created with these events. */
 void traffic_init(traffic *t, int rank, int size, int messages, uint64_t seed);
 
 bool traffic_is_over(const traffic *t);
 
-/* Runs it to its end, and then helps the others to theirs. */
+/* Runs until this rank has ended its traffic, and then until the others have. */
 void traffic_run(traffic *t);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * shm_test.c: messages between the processes of one host: random traffic with every kind of payload,
- * messages taken in any order, senders that run ahead, ranks killed at any moment, neighbours that write
- * nonsense, and waits that must neither sleep too long nor spin.
+ * shm_test.c: messages between the processes of one host: random traffic with every kind of payload, messages
+ * taken in any order, senders that are ahead of receivers, ranks killed at any moment, neighbours that write
+ * garbage, and waits that must neither sleep too long nor spin.
  */
 #include "shm_bench.h"
 
@@ -59,7 +59,7 @@ static void traffic_between(void)
 
 /* ---- order ------------------------------------------------------------------------------------- */
 
-/* A receiver that wants the last message first: it keeps all others waiting. */
+/* A receiver that needs the last message first: it leaves all others waiting. */
 typedef struct keeper {
     traffic_shared *shared;
     tdm__arrival *kept[20000];
@@ -120,7 +120,7 @@ static void send_to(tdm__transport *t, int from, int to, uint32_t step, const vo
     t->ops->send(t, to, &head, data, NULL);
 }
 
-/* Moves on until *count is `wanted`, or long has passed. */
+/* Makes progress until *count is `wanted`, or for a long time. */
 static bool run_until(tdm__transport *t, const int *count, int wanted)
 {
     double until_s = tdm_clock_s() + STUCK_S;
@@ -148,7 +148,7 @@ static void last_first(host_bench *b)
         for (uint32_t i = 0; i < CROWD; i++) send_to(t, 0, 1, i, data, 4096);
         send_to(t, 0, 1, LAST_STEP, data, 4096);
         run_until_word(t, &k->shared->word[0], 1);
-        /* Whoever runs ahead is held up: what waits untaken is bounded. */
+        /* A sender that is ahead is delayed: the amount of data that waits untaken is bounded. */
         CHECK(k->sent_count <= TDM__SHM_RING_CREDIT / 4096);
         CHECK(k->sent_count > 50);
         atomic_store(&k->shared->word[1], 1); /* now they may be taken */
@@ -180,7 +180,7 @@ static void the_last_may_be_first(void)
 
 /* ---- death ------------------------------------------------------------------------------------- */
 
-/* The last rank is killed somewhere in the traffic; the others are told a little later. */
+/* The last rank is killed during the traffic; the others are notified a little later. */
 static void traffic_with_a_death(host_bench *b)
 {
     traffic *t = malloc(sizeof(*t));
@@ -222,7 +222,7 @@ static void ranks_are_killed(void)
     }
 }
 
-/* Rank 1 gives rank 0 up, which is alive: rank 0's sends end, and it hears of it. */
+/* Rank 1 gives up rank 0, which is alive: rank 0's sends end, and it is notified. */
 static void given_up(host_bench *b)
 {
     keeper *k = calloc(1, sizeof(*k));
@@ -245,7 +245,7 @@ static void given_up(host_bench *b)
         run_until(t, &k->kept_count, 3);
         t->ops->take(t, k->kept[1], heap, NULL);
         t->ops->forget(t, 0);
-        t->ops->forget(t, 0); /* a second time does nothing */
+        t->ops->forget(t, 0); /* a second call has no effect */
         CHECK_INT(k->received_count, 1);
         CHECK_INT(k->bad_count, 1);
         t->ops->take(t, k->kept[2], heap, NULL); /* too late */
@@ -269,7 +269,7 @@ static void a_living_rank_is_given_up(void)
 
 /* ---- nonsense ---------------------------------------------------------------------------------- */
 
-/* A record that is well made, but says what cannot be. */
+/* A record with a valid form and impossible contents. */
 static void write_lie(tdm__shm_ring_end *out, int which, uint64_t segment_bytes)
 {
     out->record_at = out->ring->record_tail;
@@ -292,14 +292,14 @@ static void write_lie(tdm__shm_ring_end *out, int which, uint64_t segment_bytes)
         record->kind = TDM__RECORD_INPLACE;
         record->offset = segment_bytes - 4096;
     }
-    if (which == 2) record->kind = TDM__RECORD_GO; /* for what was never announced */
+    if (which == 2) record->kind = TDM__RECORD_GO; /* for a message that was never announced */
     if (which != 2) memcpy(record + 1, &head, sizeof(head));
     tdm__shm_ring_commit(out, bytes);
 }
 
 enum { LIES = 6, SPOILS = 4 };
 
-/* Every round spoils something else: indexes, records, pieces; or tells a lie. */
+/* Every round corrupts something else: indices, records, pieces; or sends a false value. */
 static void go_mad(host_bench *b, int round)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = (uint64_t)round, .stream = 3});
@@ -323,7 +323,7 @@ static void go_mad(host_bench *b, int round)
     tdm__host_ring(b->host, 0);
 }
 
-/* Rank 1 writes into its lanes whatever comes to its mind; rank 0 lives, and rank 2 is not disturbed. */
+/* Rank 1 writes garbage to its rings; rank 0 survives, and rank 2 is not affected. */
 static void mad_neighbour(host_bench *b)
 {
     keeper *k = calloc(1, sizeof(*k));
@@ -336,7 +336,7 @@ static void mad_neighbour(host_bench *b)
         run_until(t, &k->kept_count, 2);
         go_mad(b, atomic_load(&k->shared->word[1]));
         atomic_store(&k->shared->word[0], 1);
-        /* It does not move on, so that what it spoilt stays so. */
+        /* It makes no progress, so that the corruption stays. */
         while (atomic_load(&k->shared->done_count) < 2) usleep(1000);
     } else {
         int other = 2 - b->rank;
@@ -349,7 +349,7 @@ static void mad_neighbour(host_bench *b)
             if (t->ops->progress(t) == 0) t->ops->wait(t, 0.02);
             while (k->kept_count > 0) t->ops->take(t, k->kept[--k->kept_count], k->into, NULL);
             if (b->rank == 0 && atomic_load(&k->shared->word[0]) && k->lost_count == 0)
-                send_to(t, 0, 1, 7, data, 4096); /* so that every index is looked at */
+                send_to(t, 0, 1, 7, data, 4096); /* so that every index is read */
         }
         CHECK(k->received_count >= 50);
         CHECK_INT(k->lost_count, b->rank == 0);
@@ -406,7 +406,7 @@ static void waits(host_bench *b)
     t->ops->wait(t, 0.3);
     CHECK(tdm_clock_s() - begin_s >= 0.29);
     CHECK(cpu_s() - cpu_begin_s < 0.1); /* asleep, not spinning */
-    /* Woken by a thread, and before the wait, and by a signal's handler. */
+    /* Woken by a thread, before the wait, and by a signal handler. */
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, wakes_later, t) == 0);
     begin_s = tdm_clock_s();
@@ -431,11 +431,11 @@ static void waits(host_bench *b)
     t->ops->wait(t, STUCK_S);
     CHECK(tdm_clock_s() - begin_s < STUCK_S - 1);
     waitpid(child, NULL, 0);
-    /* A message to oneself goes the same way, and arm() knows of it. */
+    /* A message to this rank itself uses the same path, and arm() takes it into account. */
     while (t->ops->progress(t) > 0) {
     }
     int fd = t->ops->arm(t);
-    if (fd < 0) { /* the last wake is still to be seen: once */
+    if (fd < 0) { /* the last wake is still pending: once */
         t->ops->progress(t);
         fd = t->ops->arm(t);
     }
@@ -456,7 +456,8 @@ static void waiting(void)
     host_bench_run(&(host_bench_options){.size = 1, .body = waits, .with_fds = true});
 }
 
-/* Without a neighbour of that rank there is nothing to send through; without memory the error has the reason. */
+/* Without a neighbour of that rank, a send has no ring to use; without memory the error has the reason.
+ * */
 static void no_way(host_bench *b)
 {
     keeper *k = calloc(1, sizeof(*k));

@@ -1,14 +1,14 @@
 /*
  * sim_schedules_test.c: ten thousand seeded schedules of collectives and faults.
  *
- * For each seed a world, a network, a script of collectives (sim_script.h) and up to three faults at
- * random moments are drawn and run in virtual time. Whatever happens: every rank that lives comes to its
- * end; each call ends within its deadline, with the right result or with an error of the peer group; a
- * group that is broken for one member is broken for all soon after; and without faults, or with faults
- * that are over in time, nobody gets an error. Every twentieth seed runs twice and must be the same run.
+ * Each seed determines a world, a network, a script of collectives (sim_script.h) and up to three faults at
+ * random moments, which run in virtual time. In every schedule: every living rank finishes; each call ends
+ * within its deadline, with the correct result or with an error of the peer group; a group that is broken for
+ * one member is soon broken for all; and without faults, or with faults that are over in time, no rank gets an
+ * error. Every twentieth seed runs twice, with equal results.
  *
- * A seed that fails is printed with how to see it again: --seed N --verbose. --count N and --from N
- * choose how many and from where; without them the test runs its fixed set.
+ * A seed that fails is printed with the command to repeat it: --seed N --verbose. --count N and --from N set
+ * the number of seeds and the first one; without them the test runs a fixed set.
  */
 #include "check.h"
 #include "sim/simulator.h"
@@ -29,7 +29,7 @@ typedef struct outcome {
     bool began, ended;
     tdm_status status;
     bool right;
-    double begin_s, wait_s, end_s; /* wait_s: when its end was asked for */
+    double begin_s, wait_s, end_s; /* wait_s: when the wait for it began */
     char message[200];
 } outcome;
 
@@ -39,7 +39,7 @@ typedef struct rank_state {
     outcome outcomes[MAX_SCRIPT_CALLS];
     tdm_group *groups[MAX_SCRIPT_GROUPS];
     tdm_status group_status[MAX_SCRIPT_GROUPS];
-    double group_s[MAX_SCRIPT_GROUPS]; /* when its making ended */
+    double group_s[MAX_SCRIPT_GROUPS]; /* when its creation ended */
     bool returned;
 } rank_state;
 
@@ -56,10 +56,10 @@ typedef struct schedule {
 
 /* ---- drawing ----------------------------------------------------------------------------------- */
 
-/* Below 2^most, and as often near 2^(most - scales) as near that. */
+/* Below 2^max. The exponent is uniform over `scales` powers of two. */
 static double draw_scaled(tdm_rng *rng, int max, int scales)
 {
-    int exponent = max - script_below(rng, scales); /* in this order, whatever the compiler */
+    int exponent = max - script_below(rng, scales); /* in this order, for every compiler */
     return ldexp((double)tdm_rng_uniform(rng), exponent);
 }
 
@@ -69,7 +69,7 @@ static void draw_fault(tdm_rng *rng, schedule *s, tdm_sim_fault *fault)
     fault->kind = (tdm_sim_fault_kind)(TDM_SIM_CRASH + script_below(rng, TDM_SIM_VANISH));
     fault->rank = script_below(rng, size);
     fault->other = script_below(rng, size);
-    /* Most scripts are over within milliseconds: early moments are the interesting ones. */
+    /* Most scripts are over within milliseconds: early moments are the most useful ones. */
     fault->at_s = draw_scaled(rng, 0, 14);
     double length_s = draw_scaled(rng, 3, 12);
     fault->until_s = script_chance(rng, 20) ? 0.0 : fault->at_s + length_s;
@@ -102,7 +102,7 @@ static void draw(schedule *s, uint64_t seed, bool verbose)
     s->harmless = true;
     o->fault_count = script_below(&rng, MAX_FAULTS + 1);
     o->faults = s->faults;
-    double slowness = 1.0; /* when all fall on one rank at one time */
+    double slowness = 1.0; /* if all affect one rank at one time */
     for (int i = 0; i < o->fault_count; i++) {
         draw_fault(&rng, s, &s->faults[i]);
         if (s->faults[i].kind == TDM_SIM_SLOW) slowness *= s->faults[i].factor;
@@ -136,7 +136,7 @@ static void finish(schedule *s, tdm_comm *comm, int index)
     note_end(s, comm, index, status, &err);
 }
 
-/* Sends to the next member and receives from the one before. */
+/* Sends to the next member and receives from the previous one. */
 static tdm_status run_ring(schedule *s, tdm_group *group, int index, script_part *part,
                            tdm_error *err)
 {
@@ -230,7 +230,7 @@ static void complain(schedule *s, const char *fmt, ...)
     va_end(args);
 }
 
-/* For how long faults may have kept a rank itself from running, or the news from it. */
+/* The longest time for which faults may have kept a rank from running, or the news from it. */
 static double excuse_s(const schedule *s)
 {
     /* A call that fails has 0.2 s to get its buffers back from peers that do not answer. */
@@ -270,7 +270,8 @@ static void check_outcome(schedule *s, int rank, int index)
                  index, kind, o->end_s - o->begin_s, deadline_s);
 }
 
-/* Whether some never hear of others again. Then a call that only sends may end well at any time. */
+/* Whether some ranks never receive anything from others again. Then a call that only sends may succeed at any
+ * time. */
 static bool has_deaf_ranks(const schedule *s)
 {
     for (int i = 0; i < s->options.fault_count; i++) {
@@ -281,7 +282,7 @@ static bool has_deaf_ranks(const schedule *s)
     return false;
 }
 
-/* After the first error on a group, no call on it ends well for long, nor on the same rank at all. */
+/* After the first error on a group, calls on it soon fail, and on the same rank at once. */
 static void check_group(schedule *s, int g)
 {
     bool deaf = has_deaf_ranks(s);
@@ -432,7 +433,7 @@ static void test_schedules(uint64_t from, uint64_t count, bool verbose)
            (unsigned long long)t.event_count, (unsigned long long)t.ok_count,
            (unsigned long long)t.error_count, (unsigned long long)t.failed_count);
     CHECK_INT(t.failed_count, 0);
-    /* The set must be worth its name. */
+    /* The set must cover all cases. */
     if (count < 300) return;
     CHECK(t.ok_count > 3 * count);
     CHECK(t.error_count > count);

@@ -15,7 +15,7 @@ uint64_t script_mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* Elements [first, first + count) of what lane or rank `who` has for call `index`. */
+/* Elements [first, first + count) of the input of lane or rank `who` for call `index`. */
 static void script_fill(const script *s, int index, int64_t who, size_t first, size_t count,
                         void *out)
 {
@@ -37,7 +37,7 @@ static void script_fill(const script *s, int index, int64_t who, size_t first, s
     }
 }
 
-/* A reduction of the user's: composes maps x -> a x + b, which is associative and does not commute. */
+/* A user-defined reduction: composes maps x -> a x + b, which is associative and not commutative. */
 static void script_compose(void *into, const void *from, size_t count, void *user)
 {
     (void)user;
@@ -78,7 +78,7 @@ static bool script_reduces(tdm_call_kind kind)
            kind == TDM_CALL_REDUCE_SCATTER;
 }
 
-/* The sum of lanes [first, last), a whole sub-tree; NULL when all of them are absent. */
+/* The sum of lanes [first, last), a complete sub-tree; NULL if all of them are absent. */
 static uint8_t *script_tree(const script *s, int index, int64_t first, int64_t last)
 {
     const script_call *call = &s->calls[index];
@@ -170,7 +170,7 @@ static void script_part_all_to_all(const script *s, int index, int rank, script_
                     part->expected + (size_t)i * mine.count * width);
 }
 
-/* Everything that moves the vector of one owner about: broadcast, gathers, scatter. */
+/* The kinds that copy the vector of one owner: broadcast, gathers, scatter. */
 static void script_part_move(const script *s, int index, int rank, script_part *part)
 {
     const script_call *call = &s->calls[index];
@@ -279,7 +279,7 @@ static void script_draw_call(tdm_rng *rng, script *s, script_call *call)
         call->reduce = (tdm_reduce)script_below(rng, call->dtype == TDM_DTYPE_I64 ? 4 : 3);
         if (script_chance(rng, 40)) script_draw_lanes(rng, call, size);
     }
-    /* A ring's sums of floats follow the ring, not the tree. */
+    /* The order of a ring's sums of floats is that of the ring, not that of the tree. */
     bool any_order = !reduces || exact || call->reduce != TDM_REDUCE_SUM;
     if (script_chance(rng, 50)) call->algorithm = algorithms[script_below(rng, any_order ? 5 : 4)];
 }

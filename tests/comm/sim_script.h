@@ -1,10 +1,10 @@
 /*
- * sim_script.h: a random program of collectives, and what must come out of it.
+ * sim_script.h: a random program of collectives, and its expected results.
  *
- * A script is a list of groups and calls, drawn from a seed; every rank plays its part of it. What each
- * rank brings is a function of (seed, call, lane or rank, element), and the result that it must get is
- * computed here the plain way: whole vectors, sums by walking the tree of lanes. Adding two elements
- * of f16 and bf16 is left to tdm__reduce_pair, which has its own test; the order of adding is not.
+ * A script is a list of groups and calls, derived from a seed; every rank executes its part. The input of each
+ * rank is a function of (seed, call, lane or rank, element), and the expected result is computed here in the
+ * simplest way: whole vectors, and sums by a traversal of the tree of lanes. tdm__reduce_pair, which has a
+ * separate test, adds two elements of f16 and bf16; the order of additions is computed here.
  */
 #ifndef TANDEM_TESTS_SIM_SCRIPT_H
 #define TANDEM_TESTS_SIM_SCRIPT_H
@@ -36,8 +36,8 @@ typedef struct script_call {
     int root;
     tdm_algorithm algorithm;
     bool has_lanes, in_place, async;
-    double pause_s;  /* most that a rank computes before it */
-    int wait_before; /* async: it is waited for before this call, or at the end */
+    double pause_s;  /* maximum computation of a rank before it */
+    int wait_before; /* async: the wait for it is before this call, or at the end */
     tdm_lanes lanes;
     int64_t first[MAX_SCRIPT_RANKS + 1];
     uint8_t absent[MAX_SCRIPT_LANES];
@@ -74,15 +74,15 @@ uint64_t script_mix(uint64_t x);
 
 typedef struct script_part {
     tdm_call call;
-    uint8_t *out;      /* where the result will be; NULL: this rank gets none */
-    uint8_t *expected; /* what it must be */
+    uint8_t *out;      /* where the result is written; NULL: this rank gets none */
+    uint8_t *expected; /* the expected result */
     size_t out_bytes;
     const void *parts[TDM_MAX_LANE_PARTS];
 } script_part;
 
 uint8_t *script_bytes(const script *s, size_t bytes);
 
-/* Elements [first, first + count) of what `who` has, in newly allocated memory. */
+/* Elements [first, first + count) of the input of `who`, in newly allocated memory. */
 uint8_t *script_piece(const script *s, int index, int64_t who, tdm_extent extent);
 
 /* The call as member `rank` of its group makes it. Not for rings. */
@@ -98,7 +98,7 @@ bool script_chance(tdm_rng *rng, int percent);
 
 void script_draw(tdm_rng *rng, script *s, uint64_t seed, int size);
 
-/* This rank's place in a group, or -1. */
+/* The index of this rank in a group, or -1. */
 int script_member(const script_group *group, int rank);
 
 #endif

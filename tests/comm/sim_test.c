@@ -1,10 +1,10 @@
 /*
- * sim_test.c: the simulator through its public interface: the same seed is the same run, a thousand
- * ranks compute the right thing, and each kind of fault has the outcome that comm.h promises.
+ * sim_test.c: the simulator through its public interface: the same seed gives the same run, a thousand ranks
+ * compute the correct result, and each kind of fault has the outcome that comm.h describes.
  *
- * In the tests of faults every rank makes the same round again and again: compute for 10 ms, then sum
- * one number over the world; it stops at the first error. What is checked is who got which error, whom
- * it names, and when, in virtual time.
+ * In the tests of faults every rank repeats one round: compute for 10 ms, then sum one number over the world;
+ * it stops at the first error. The tests check which ranks got which error, which rank it names, and when, in
+ * virtual time.
  */
 #include "check.h"
 #include "comm/comm.h"
@@ -22,12 +22,12 @@ enum { SIZE = 4, ROUNDS = 300 };
 #define ROUND_S 0.01
 #define DETECT_S 0.05
 #define DEADLINE_S 5.0
-#define GRACE_S 0.3 /* a call that fails may take so long to get its buffers back */
+#define GRACE_S 0.3 /* the time that a failed call may need to get its buffers back */
 
 /* ---- rounds under faults ----------------------------------------------------------------------- */
 
 typedef struct side {
-    int round_count; /* that ended well */
+    int round_count; /* that succeeded */
     bool wrong, returned;
     tdm_status status;
     double begin_s, end_s; /* of the last call */
@@ -76,7 +76,7 @@ static tdm_sim_result play(const tdm_sim_fault *faults, int count, side sides[SI
     return result;
 }
 
-/* Every rank ends all its rounds; returns how long the run took. */
+/* Every rank completes all its rounds; returns the duration of the run. */
 static double check_unharmed(tdm_sim_fault fault)
 {
     side sides[SIZE];
@@ -132,7 +132,7 @@ static void test_stall(void)
 {
     tdm_sim_fault fault = {.kind = TDM_SIM_STALL, .rank = 1, .at_s = 1.0, .until_s = 4.0};
     CHECK(check_unharmed(fault) > ROUNDS * ROUND_S + 2.9);
-    /* For longer than the deadline: it comes back to a world that has given up. */
+    /* For longer than the deadline: when it continues, the world has given up. */
     fault.until_s = 20.0;
     side sides[SIZE];
     tdm_sim_result result = play(&fault, 1, sides);
@@ -187,14 +187,14 @@ static void test_delay(void)
 static void test_vanish(void)
 {
     tdm_sim_fault faults[SIZE];
-    for (int i = 0; i < SIZE; i++) /* whichever it sends to */
+    for (int i = 0; i < SIZE; i++) /* whichever rank it sends to */
         faults[i] = (tdm_sim_fault){.kind = TDM_SIM_VANISH, .rank = 1, .other = i, .at_s = 1.0};
     side sides[SIZE];
     CHECK_INT(play(faults, SIZE, sides).finished_count, SIZE);
     check_timeouts(sides, -1, 1.0, "waits for rank 1");
 }
 
-/* Faults of one group leave another whole. */
+/* Faults of one group do not affect another one. */
 static void run_apart(tdm_comm *comm, void *user)
 {
     tdm_status *statuses = user;
@@ -204,7 +204,7 @@ static void run_apart(tdm_comm *comm, void *user)
     tdm_group *well = NULL, *ill = NULL;
     if (rank != 2) CHECK_INT(tdm_group_create(comm, ranks[0], 3, &well, &err), TDM_OK);
     if (rank != 0) CHECK_INT(tdm_group_create(comm, ranks[1], 3, &ill, &err), TDM_OK);
-    tdm_sim_compute(comm, 2.0); /* meanwhile rank 2 dies, and nobody talks to it */
+    tdm_sim_compute(comm, 2.0); /* meanwhile rank 2 dies, and no rank communicates with it */
     statuses[rank] = ill ? tdm_group_barrier(ill, &err) : TDM_OK;
     CHECK_INT(well ? tdm_group_barrier(well, &err) : TDM_OK, TDM_OK);
     if (ill) CHECK_INT(tdm_group_check(ill, &err), TDM_ERR_PEER_FAILED);
@@ -227,7 +227,7 @@ static void test_groups(void)
 
 /* ---- agreement ---------------------------------------------------------------------------------- */
 
-/* Ranks 1 and 2 have failed by themselves. */
+/* Ranks 1 and 2 have failed for their own reasons. */
 static void run_agree(tdm_comm *comm, void *user)
 {
     tdm_error *errors = user, err = {0};
@@ -239,7 +239,8 @@ static void run_agree(tdm_comm *comm, void *user)
     CHECK_INT(err.status, status);
 }
 
-/* Whenever rank 3 dies, no rank hangs or succeeds, and one that failed keeps an error of that kind. */
+/* At whatever time rank 3 dies, no rank hangs or succeeds, and one that failed keeps an error of that kind.
+ * */
 static void test_agree(void)
 {
     int told = 0, broken = 0;
@@ -262,7 +263,8 @@ static void test_agree(void)
 
 /* ---- leaving ----------------------------------------------------------------------------------- */
 
-/* Rank 0 gives its part and leaves; rank 1 comes long after that, and rank 2 waits for it alone. */
+/* Rank 0 contributes its part and leaves; rank 1 makes the call long after that, and rank 2 waits for rank 1
+ * only. */
 static void run_leave(tdm_comm *comm, void *user)
 {
     (void)user;
@@ -280,7 +282,7 @@ static void run_leave(tdm_comm *comm, void *user)
     CHECK_INT(tdm_call_run(tdm_comm_world(comm), &call, &err), TDM_OK);
     CHECK_TEXT(err.message, "");
     if (rank == 2) CHECK_NEAR(out, 6.0, 0.0);
-    /* Another call, without rank 0: ranks notice that it left at once, not after 30 s. */
+    /* Another call, without rank 0: ranks notice at once, not after 30 s, that it has left. */
     if (rank == 0) return;
     double begin_s = tdm_sim_now_s(comm);
     CHECK_INT(tdm_group_barrier(tdm_comm_world(comm), &err), TDM_ERR_PEER_LEFT);
@@ -297,7 +299,7 @@ static void test_leave(void)
 
 /* ---- asking again and again -------------------------------------------------------------------- */
 
-/* A program that only ever asks whether its call has ended; also after a peer has died. */
+/* A program that only polls whether its call has ended; also after a peer has died. */
 static void run_ask(tdm_comm *comm, void *user)
 {
     double *end_s = user;

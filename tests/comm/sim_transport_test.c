@@ -1,9 +1,9 @@
 /*
- * sim_transport_test.c: the simulator from inside: coroutines, virtual time, messages, news.
+ * sim_transport_test.c: the parts of the simulator: coroutines, virtual time, messages, news.
  *
- * Ranks here talk through the tables of transport and control themselves, without a comm, so that each
- * promise of those tables is held by itself: what arrives, when, what never does, and what is called
- * back when a peer is forgotten. Faults are given as options, and their traces in time are checked.
+ * Ranks here use the tables of transport and control directly, without a comm, so that each guarantee of these
+ * tables is tested separately: which messages arrive, when, which never do, and which callbacks are called when
+ * a peer is forgotten. Faults are given as options, and their effects in time are checked.
  */
 #include "base/base.h"
 #include "check.h"
@@ -13,7 +13,7 @@
 
 enum { MAX_RANKS = 1024, TRAFFIC = 40 };
 
-/* One rank's side of a test. */
+/* The state of one rank in a test. */
 typedef struct side {
     tdm__sim_rank *rank;
     tdm__transport *transport;
@@ -152,7 +152,7 @@ static double now(const side *s)
     return s->transport->ops->now_s(s->transport);
 }
 
-/* Moves on until `end_s`. */
+/* Makes progress until `end_s`. */
 static void linger(side *s, double end_s)
 {
     while (now(s) < end_s) {
@@ -250,7 +250,7 @@ static void test_times(void)
     CHECK_NEAR(w.sides[1].arrived_s, 1e-3 + 1064e-6, 1e-9);
     CHECK_INT(w.sides[1].sum, 1);
     forget_world(&w, 2);
-    /* A large one: head, word back, payload. */
+    /* A large message: head, request back, payload. */
     w = one(NULL, 0, 100000, &result);
     CHECK_NEAR(w.sides[1].arrived_s, 1e-3 + 64e-6, 1e-9);
     CHECK_NEAR(w.sides[0].sent_s, 3e-3 + 64e-6 + 100064e-6, 1e-9);
@@ -277,7 +277,7 @@ static void test_faults_in_time(void)
         {{.kind = TDM_SIM_VANISH, .rank = 1, .other = 0}, 1e-3 + 1064e-6},
         {{.kind = TDM_SIM_STALL, .rank = 1, .until_s = 4.0}, 4.0},
         {{.kind = TDM_SIM_STALL, .rank = 0, .until_s = 4.0}, 4.0 + 1e-3 + 1064e-6},
-        /* The last byte had not left when the sender died; had left. */
+        /* Whether the last byte had left when the sender died: no; yes. */
         {{.kind = TDM_SIM_CRASH, .rank = 0, .at_s = 1e-3}, 0.0},
         {{.kind = TDM_SIM_CRASH, .rank = 0, .at_s = 1.5e-3}, 1e-3 + 1064e-6},
     };
@@ -309,7 +309,7 @@ static void test_crash_is_told(void)
         forget_world(&w, 2);
     }
     CHECK(by_transport > 2 && by_transport < 18);
-    /* Behind a partition: when it is healed; never, when it is not. */
+    /* Behind a partition: after it has ended; never, if it does not end. */
     for (int healed = 0; healed < 2; healed++) {
         faults[1] = (tdm_sim_fault){
             .kind = TDM_SIM_PARTITION, .rank = 1, .until_s = healed ? 3.0 : 0.0};
@@ -330,7 +330,7 @@ static void run_forget(side *s, world *w)
     if (s->rank->rank == 0) {
         post(s, 1, payload, 10);
         post(s, 1, payload, sizeof(payload));
-        linger(s, 1.0); /* the small one is gone, the large one waits for its receiver */
+        linger(s, 1.0); /* the small one is dropped, the large one waits for its receiver */
         CHECK_INT(s->sent_count, 1);
         s->transport->ops->forget(s->transport, 1);
         CHECK_INT(s->sent_count, 2);
@@ -341,7 +341,7 @@ static void run_forget(side *s, world *w)
         s->keep = true;
         linger(s, 2.0);
         CHECK_INT(s->arrived_count, 2);
-        /* The last that came is the large one: its sender no longer has it. */
+        /* The last one that arrived is the large one: its sender does not have it any more. */
         uint8_t *into = malloc(sizeof(payload));
         s->transport->ops->take(s->transport, s->kept, into, NULL);
         linger(s, 3.0);
@@ -398,7 +398,7 @@ static void test_forget_and_drop(void)
     }
 }
 
-/* Looks again and again, and never waits: time must pass all the same. */
+/* Polls repeatedly and never waits: time must pass nevertheless. */
 static void run_poll(side *s, world *w)
 {
     (void)w;
@@ -431,7 +431,7 @@ static void run_exchange(side *s, world *w)
 static void run_exchange_crash(side *s, world *w)
 {
     (void)w;
-    if (s->rank->rank == 2) linger(s, 9.0); /* crashes before */
+    if (s->rank->rank == 2) linger(s, 9.0); /* crashes before that */
     uint8_t **all = NULL;
     size_t *all_bytes = NULL;
     tdm_error err = {0};
@@ -475,7 +475,7 @@ static void test_control(void)
     forget_world(&w, 4);
     CHECK_INT(play((tdm_sim_options){.size = 3}, run_broken, &w).finished_count, 3);
     forget_world(&w, 3);
-    /* From many ranks on the news goes to all by one event. */
+    /* From a certain number of ranks on, one event delivers the news to all. */
     CHECK_INT(play((tdm_sim_options){.size = 100}, run_broken, &w).finished_count, 100);
     forget_world(&w, 100);
 }

@@ -1,6 +1,6 @@
 /*
- * tcp_test.c: the TCP transport in situations that its other tests meet only by chance: links that end in
- * different ways, frames out of turn, an engine that sends from within callbacks, a peer that leaves long
+ * tcp_test.c: the TCP transport in situations that its other tests reach only by chance: links that end in
+ * different ways, frames out of order, an engine that sends from within callbacks, a peer that leaves long
  * before its last message is read, and ranks that reached rank 0 by loopback.
  *
  * The first tests have one transport in this process, whose links are pairs of UNIX sockets; the test is the
@@ -148,7 +148,7 @@ static void say_bye(half *h, int link)
     say(h, link, &start, sizeof(start));
 }
 
-/* A message of `bytes` bytes, of which `said` are there. */
+/* A message of `bytes` bytes, of which only `said` are sent. */
 static void say_message(half *h, int link, size_t bytes, size_t said)
 {
     struct {
@@ -166,7 +166,7 @@ static void turn(half *h)
     for (int i = 0; i < 10; i++) h->engine.transport->ops->progress(h->engine.transport);
 }
 
-/* Whether a wait() would end at once. */
+/* Whether a wait() would return at once. */
 static bool is_busy(const half *h)
 {
     const tdm__tcp *tcp = (const tdm__tcp *)h->engine.transport;
@@ -174,8 +174,8 @@ static bool is_busy(const half *h)
     return h->engine.transport->ops->arm(h->engine.transport) < 0 || poll(&fd, 1, 0) != 0;
 }
 
-/* The peer left by one link, and died before the other had its last frame: what is under way ends, and
- * nobody is kept awake by the broken link. */
+/* The peer left on one link, and died before the other link had its last frame: pending transfers end, and
+ * the broken link does not wake the waiting thread again. */
 static void a_link_breaks_while_another_has_left(void)
 {
     half h;
@@ -197,7 +197,7 @@ static void a_link_breaks_while_another_has_left(void)
     half_end(&h);
 }
 
-/* It said good-bye, and closed with something unread, which is a reset. */
+/* The peer said goodbye, and closed with unread data, which is a reset. */
 static void a_reset_after_the_last_frame_is_leaving(void)
 {
     half h;
@@ -304,7 +304,7 @@ static int sender(size_t bytes, int count, tdm_security mode)
         still = e.transport->ops->progress(e.transport) > 0 ? 0 : still + 1;
         e.transport->ops->wait(e.transport, 0.001);
     }
-    shared->full = 1; /* its socket is, or all is sent */
+    shared->full = 1; /* its socket is full, or everything is sent */
     if (!run_until(&e, &e.sent, count)) return 2;
     e.transport->ops->destroy(e.transport);
     shared->gone = 1;
@@ -327,14 +327,14 @@ static void receive_from(size_t bytes, int count, tdm_security mode, const _Atom
     CHECK_INT(world_end(pid), 0);
 }
 
-/* More than the socket holds, so that messages end when there is room again. */
+/* More than the socket buffers, so that messages end when there is space again. */
 static void callbacks_may_send(void)
 {
     receive_from(100 << 10, 300, TDM_SECURITY_OFF, &shared->full);
     receive_from(100 << 10, 300, TDM_SECURITY_PSK, &shared->full);
 }
 
-/* The sender's kernel has it all, the receiver's not: the sender has left for good when it is read. */
+/* The sender's kernel has all data, the receiver's does not: the sender has exited when the data is read. */
 static void last_messages_outlive_their_sender(void)
 {
     receive_from(1 << 20, 1, TDM_SECURITY_OFF, &shared->gone);
@@ -365,8 +365,8 @@ static tdm__endpoint published(int rank, const int *hosts, tdm__endpoint here)
     return out;
 }
 
-/* With a rendezvous by file, ranks of rank 0's host reach it by loopback: other hosts must not be given that
- * address, but reach them where they reach rank 0. */
+/* With a rendezvous file, ranks on the host of rank 0 reach it by loopback: other hosts must not be given
+ * that address, but the one at which they reach rank 0. */
 static void loopback_is_no_address_for_other_hosts(void)
 {
     static const int one_host[] = {0, 0, 0}, two_hosts[] = {0, 0, 2};
@@ -376,7 +376,7 @@ static void loopback_is_no_address_for_other_hosts(void)
     CHECK(at.family == 4 && memcmp(at.bytes, loopback.bytes, sizeof(at.bytes)) == 0 && at.port > 1);
     at = published(1, two_hosts, loopback);
     CHECK(memcmp(at.bytes, zeros, sizeof(zeros)) == 0 && at.port > 1);
-    at = published(2, two_hosts, loopback); /* by a tunnel: nothing better is known */
+    at = published(2, two_hosts, loopback); /* through a tunnel: no better address is known */
     CHECK(at.family == 4 && memcmp(at.bytes, loopback.bytes, sizeof(at.bytes)) == 0);
 }
 

@@ -1,8 +1,7 @@
 /*
- * tls_test.c: TLS over a connected pair of sockets, and who is believed; worlds under each comm.security.
- *
- * The peer in the middle is OpenSSL used directly: a server that has another certificate and does not
- * know the key. What is sent has to come whole and in order.
+ * tls_test.c: TLS over a connected pair of sockets, and the authentication of peers; worlds under each
+ * comm.security. A man in the middle is OpenSSL used directly: a server that has another certificate and does
+ * not know the key. All data must arrive completely and in order.
  */
 #include "comm/control_world.h"
 #include "net/aead.h"
@@ -48,7 +47,7 @@ static void end(ends *e)
     tdm__tls_context_destroy(e->context);
 }
 
-/* Both handshakes, as far as they go: 1 when both are ready, -1 when one has failed. */
+/* Advances both handshakes: 1 if both are complete, -1 if one has failed. */
 static int shake(ends *e)
 {
     for (int i = 0; i < 1000; i++) {
@@ -65,7 +64,7 @@ static void fill(uint8_t *data, size_t bytes, uint32_t from)
     for (size_t i = 0; i < bytes; i++) data[i] = (uint8_t)((from + i) * 2654435761u >> 24);
 }
 
-/* Moves bytes from one end to the other; whether they came as they were. */
+/* Transfers bytes from one end to the other; returns whether they arrived unchanged. */
 static bool move(ends *e, int from, size_t bytes)
 {
     uint8_t *out = malloc(bytes), *in = calloc(1, bytes);
@@ -108,7 +107,7 @@ static void test_another_key(void)
     end(&e);
 }
 
-/* A certificate that signs itself, for this subject alternative name. */
+/* A self-signed certificate for this subject alternative name. */
 static X509 *certificate_of(EVP_PKEY *pair, const char *names)
 {
     X509 *made = X509_new();
@@ -140,8 +139,8 @@ static SSL_CTX *stranger_context(void)
     return context;
 }
 
-/* A server that does not know the key may answer with a certificate instead, and TLS lets it: the client
- * must not continue, and nothing that it sends may be read there. */
+/* A server that does not know the key may answer with a certificate instead, which TLS allows: the client
+ * must not continue, and must not return any data from it. */
 static void test_certificate_in_place_of_the_key(void)
 {
     ends e = begin();
@@ -176,8 +175,8 @@ static void test_keys_change(void)
     end(&e);
 }
 
-/* What comes between the opening of a control connection and its encryption, in the clear, must not be taken
- * for the first words that came encrypted. */
+/* Unencrypted bytes between the opening of a control connection and its encryption must not be taken for the
+ * first encrypted messages. */
 static void test_nothing_comes_before_encryption(void)
 {
     for (int injected = 0; injected < 2; injected++) {
@@ -191,7 +190,7 @@ static void test_nothing_comes_before_encryption(void)
         for (int i = 0; i <= injected; i++) CHECK(tdm__channel_put_frame(&there, &said));
         CHECK_INT(tdm__channel_flush(&there), TDM__CHANNEL_OK);
         CHECK_INT(tdm__channel_read(&here), TDM__CHANNEL_OK);
-        CHECK_INT(tdm__channel_next(&here, &heard), 1); /* the last word of the opening */
+        CHECK_INT(tdm__channel_next(&here, &heard), 1); /* the last frame of the opening */
         tdm_error err = {0};
         tdm_status status = tdm__channel_secure(&here, &facts, "secret", &prove, prove.nonce, false,
                                                 &err);
@@ -205,7 +204,7 @@ static void test_nothing_comes_before_encryption(void)
 
 /* ---- records ------------------------------------------------------------------------------------ */
 
-/* Both libraries compute the same bytes, whatever pieces the message comes in. */
+/* Both libraries compute the same bytes for any division of the message into pieces. */
 static void test_libraries_agree(void)
 {
     static const uint8_t aead_key[TDM__AEAD_KEY] = "sixteen bytes..", nonce[TDM__AEAD_NONCE] = {7};
@@ -235,7 +234,7 @@ static void test_libraries_agree(void)
     CHECK(memcmp(tag[0], tag[1], sizeof(tag[0])) == 0);
 }
 
-/* A byte that changes on its way, a record that is left out, one that comes twice. */
+/* A byte that changes in transit, a record that is left out, one that arrives twice. */
 static void test_damaged_records(void)
 {
     enum { DAMAGE, OMISSION, REPLAY, LENGTH, CASES };
@@ -279,7 +278,7 @@ static int openssl_finds_key(SSL *ssl, const unsigned char *id, size_t id_bytes,
            SSL_SESSION_set_protocol_version(*out, TLS1_3_VERSION);
 }
 
-/* Against OpenSSL's own records: padded ones, changes of keys that ask for ours, the end. */
+/* Against OpenSSL's own records: padded ones, changes of keys that request ours, the end. */
 static void test_records_of_openssl(void)
 {
     ends e = begin();
@@ -302,7 +301,7 @@ static void test_records_of_openssl(void)
         size_t bytes = 1 + (size_t)i * 2000;
         CHECK_INT(SSL_write(ssl, out, (int)bytes), bytes);
         memset(in, 0, sizeof(in));
-        for (size_t got = 0; got < bytes;) { /* to small pieces, and to a large one */
+        for (size_t got = 0; got < bytes;) { /* into small pieces, and into a large one */
             size_t third = (bytes - got) / 3;
             struct iovec parts[] = {{in + got, third}, {in + got + third, bytes - got - third}};
             ssize_t some = tdm__tls_recv(e.tls[0], e.fd[0], parts, 2);
@@ -383,7 +382,7 @@ static int rank_with_key(const world *w, int rank)
     return 0;
 }
 
-/* Rank 0 of one name, rank 1 of another than its certificate's. */
+/* Rank 0 with the name of its certificate, rank 1 with another one. */
 static int rank_of_another_name(const world *w, int rank)
 {
     tdm_error err = {0};
@@ -407,7 +406,7 @@ static void run_world(int size, const char *rendezvous, const char *secret,
     finish(&w);
 }
 
-/* One rank alone has a connection with itself, which no key or certificate protects. */
+/* A rank alone has a connection to itself, which no key or certificate protects. */
 static void test_one_rank_alone(void)
 {
     write_certificate("DNS:elsewhere");

@@ -1,7 +1,7 @@
 /*
- * trace_test.c: the recorder's ring and its file: what was recorded is read back, in order, also when
- * the ring went round, when many threads write, when the writer was killed, and when the file is
- * damaged; and what `tandem trace` makes of it.
+ * trace_test.c: the recorder's ring and its file: events are read back in order, also when the ring has wrapped
+ * around, when many threads write, when the writer was killed, and when the file is damaged; and the output of
+ * `tandem trace`.
  */
 #include "base/base.h"
 #include "check.h"
@@ -25,7 +25,7 @@ enum { KILLS = 20, THREAD_EVENTS = 50000 };
 #endif
 enum { THREADS = 4 };
 
-/* A directory for each test, removed with all that is in it. */
+/* A directory for each test, removed with its contents. */
 typedef struct directory {
     char path[64];
 } directory;
@@ -64,7 +64,7 @@ static tdm__recorder *make_recorder(const char *dir, int rank, int size)
     return recorder;
 }
 
-/* All words of an event follow from one number, so that a torn one is noticed. */
+/* All words of an event are computed from one number, so that a torn one is detected. */
 static tdm_trace_event numbered(uint64_t n)
 {
     tdm_trace_event e = {.time_ns = n + 1,
@@ -139,8 +139,9 @@ static void *record_many(void *user)
     return NULL;
 }
 
-/* While four threads write, every event that is read is whole; and at rest none is missing, but for
- * those that met a thread asleep in the middle of writing for a whole round: at most one for each. */
+/* While four threads write, every event that is read is complete. Afterwards none is missing, except those
+ * for which a thread was suspended in the middle of writing for a whole round of the ring: at most one for each
+ * thread. */
 static void test_many_threads(void)
 {
     directory f = make_directory();
@@ -311,8 +312,8 @@ static bool wait_for_count(atomic_int *count, int want)
     return atomic_load(count) == want;
 }
 
-/* Threads that were there before, and do not block the signal, neither swallow it nor die of it; the
- * program's own handler is called as well, and is back in the end. */
+/* Threads that existed before, and do not block the signal, neither consume it nor die of it; the program's
+ * own handler is called as well, and is restored at the end. */
 static void test_dump_on_signal(void)
 {
     directory f = make_directory();
@@ -364,7 +365,8 @@ static void test_names_of_signals(void)
     snprintf(text, sizeof(text), "%d", SIGUSR2);
     CHECK_INT(tdm__dump_signal_read(text, &number, &err), TDM_OK);
     CHECK_INT(number, SIGUSR2);
-    /* Nor as an option: SIGKILL cannot be waited for, and would end the program at close. */
+    /* It is not accepted as an option either: SIGKILL cannot be waited for, and would end the program at
+     * close. */
     static const int odd[] = {-1, SIGKILL, SIGSTOP, SIGSEGV, SIGALRM, 1000};
     for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
         tdm__dumper *dumper = NULL;
@@ -390,8 +392,8 @@ static tdm_trace_event message(tdm_trace_kind kind, uint32_t sequence, int peer,
 }
 
 /*
- * Three ranks, of which 0 and 1 wait in all_reduce #17: rank 0 for rank 1, rank 1 for rank 2, and rank
- * 2 has ended #16 and makes a mark itself. The recorders are the caller's.
+ * Three ranks, of which 0 and 1 wait in all_reduce #17: rank 0 for rank 1, rank 1 for rank 2; rank 2 has
+ * completed #16 and then set a mark. The caller owns the recorders.
  */
 static void write_world(const char *dir, tdm__recorder *r[3])
 {
@@ -414,7 +416,7 @@ static void write_world(const char *dir, tdm__recorder *r[3])
     tdm__record(r[2], at(now + 30000, mark));
 }
 
-/* The same by a process that was killed, after rank 2 had left in good order. */
+/* The same by a process that was killed, after rank 2 had left normally. */
 static void write_killed_world(const char *dir)
 {
     pid_t pid = fork();
@@ -454,14 +456,14 @@ static void test_blame(void)
     CHECK_INT(stand.waits_for[0], 2);
     tdm_trace_close(trace);
 
-    /* This process writes it and lives: nobody is dead, and rank 2 is the one that is missing. */
+    /* This process writes it and is alive: no rank is dead, and rank 2 is the missing one. */
     tdm__recorder *r[3];
     write_world(f.path, r);
     trace = open_trace(f.path);
     CHECK(tdm_trace_rank_at(trace, 0)->running);
     tdm_str text = TDM_STR_INIT;
     tdm_trace_summary(trace, &text);
-    /* Ten seconds and something: how long this test takes is nobody's promise. */
+    /* Ten seconds and a fraction: the duration of this test is not fixed. */
     CHECK_HAS(tdm_str_text(&text), "rank 1 waits for rank 2 in all_reduce #17 of world for 1");
     CHECK_HAS(tdm_str_text(&text),
               " s; rank 2 did not call it: last event: mark \"step \"5\" ?\" after 0.5 us, 1");
@@ -507,13 +509,13 @@ static tdm_trace_event pair_event(tdm_trace_kind kind, tdm_call_kind call, int p
     return e;
 }
 
-/* Sends and receives are numbered apart from collectives, by peer, tag and direction. */
+/* Sends and receives are numbered separately from collectives, by peer, tag and direction. */
 static void test_blame_of_a_message(void)
 {
     directory f = make_directory();
     tdm__recorder *r[3];
     write_world(f.path, r);
-    /* In #16 of the world all have been; message #16 with tag 5 is another thing. */
+    /* All ranks have made #16 of the world; message #16 with tag 5 is another call. */
     tdm__record(r[0], call_event(TDM_TRACE_END, 17, -1));
     tdm__record(r[1], call_event(TDM_TRACE_END, 17, -1));
     tdm__record(r[0], pair_event(TDM_TRACE_BEGIN, TDM_CALL_RECV, 2, 5));
@@ -642,7 +644,7 @@ static void test_picture_of_overlaps(void)
     tdm__record(r, at(7000, call_event(TDM_TRACE_BEGIN, 3, -1)));
     tdm__record(r, at(8000, call_event(TDM_TRACE_END, 2, -1)));
     tdm__record(r, at(9000, call_event(TDM_TRACE_END, 3, -1)));
-    tdm__record(r, at(9500, message(TDM_TRACE_SEND, 3, 1, 0))); /* nobody received it: no arrow */
+    tdm__record(r, at(9500, message(TDM_TRACE_SEND, 3, 1, 0))); /* it was not received: no arrow */
     const tdm_json *root = picture(f.path, arena);
     static const struct {
         const char *name;
@@ -722,7 +724,7 @@ static void test_damaged_files(void)
     remove_directory(&f);
 }
 
-/* What an earlier world left in the directory is not mixed into the newest one. */
+/* Files of an earlier world in the directory are not mixed with those of the newest one. */
 static void test_worlds_are_not_mixed(void)
 {
     directory f = make_directory();
@@ -739,7 +741,7 @@ static void test_worlds_are_not_mixed(void)
     remove_directory(&f);
 }
 
-/* Ranks of one machine are aligned by its monotonic clock, whatever the wall clock did. */
+/* Ranks of one machine are aligned by its monotonic clock, even if the wall clock was changed. */
 static void test_clocks(void)
 {
     directory f = make_directory();
@@ -786,8 +788,8 @@ static const check_test tests[] = {
     CHECK_TEST(test_clocks),
 };
 
-/* `comm_trace --write DIR` leaves the traces of a world that was killed, for the command line's test;
- * `--hang DIR` the same, and lives on. */
+/* `comm_trace --write DIR` leaves the traces of a world that was killed, for the test of the command line;
+ * `--hang DIR` does the same and keeps running. */
 int main(int argc, char **argv)
 {
     if (argc == 3 && strncmp(argv[1], "--", 2) == 0) {

@@ -9,7 +9,7 @@ skip() {
 }
 command -v mpirun >/dev/null || skip "mpirun is not installed, so the MPI transport is not tested"
 "$program" --has-mpi || skip "built without MPI, or with a sanitizer that MPI does not pass, so its transport is not tested"
-# Open MPI refuses root and more ranks than cores unless it is told; MPICH knows none of these words.
+# Open MPI rejects root and more ranks than cores without these options; MPICH does not have them.
 options=()
 if mpirun --version 2>&1 | grep 'Open MPI' >/dev/null; then
     options=(--allow-run-as-root --oversubscribe --mca btl 'self,vader,tcp' --mca pml ob1)
@@ -21,7 +21,7 @@ for ranks in 2 3 5; do
     }
     echo "ok   traffic between $ranks ranks"
 done
-# Ranks that MPI did not start get an error that says it, and no rank waits forever.
+# Ranks that MPI did not start get an error about that, and no rank waits forever.
 output=$(timeout 60 "$program" --under-mpi-as 1 2 2>&1) && {
     echo "FAIL: a world that MPI does not know was made"
     exit 1

@@ -1,12 +1,12 @@
 /*
- * transport_test.c: a transport by itself, between real processes: random traffic with checked bytes,
- * peers that are killed, stopped, or leave, and garbage on its ports.
+ * transport_test.c: a transport alone, between real processes: random traffic with checked bytes, peers that
+ * are killed, stopped, or leave, and garbage on its ports.
  *
- *   comm_transport FILTER              the UCX module, by fork
- *   comm_transport --under-mpi SEED    one rank of an mpirun, for the MPI module (transport_mpi_test.sh)
+ *     comm_transport FILTER                  the UCX plugin, by fork
+ *     comm_transport --under-mpi SEED        one rank of an mpirun, for the MPI plugin (transport_mpi_test.sh)
  *
- * Every rank computes the whole plan of who sends what to whom from a seed. A process ends with 0 when
- * all it expected came, with the right bytes, and exits before it could wait forever.
+ * Every rank computes the complete plan of messages from a seed. A process ends with 0 if everything expected
+ * arrived, with the right bytes, and exits before it could wait forever.
  */
 #include "base/base.h"
 #include "check.h"
@@ -122,7 +122,7 @@ typedef struct node {
     int posted, sending, sent, expected, received, delayed;
     bool lost[MAX_RANKS], gone[MAX_RANKS];
     double lost_s[MAX_RANKS];
-    int failures; /* sends and takes that ended badly with a peer that is well */
+    int failures; /* sends and takes that failed with a peer that is alive */
     int wrong;
     shared *shared;
 } node;
@@ -240,7 +240,7 @@ static void post(node *n)
     n->ops->send(n->transport, m->peer, &head, m->data, m);
 }
 
-/* Takes one of those that were put off. */
+/* Takes one of those that were postponed. */
 static void take_delayed(node *n)
 {
     int first = (int)tdm_rng_below(&n->rng, (uint32_t)(n->size * MESSAGES));
@@ -298,7 +298,7 @@ static bool node_connect(node *n, uint8_t (*address)[TDM__MAX_ADDRESS], size_t *
     return status == TDM_OK;
 }
 
-/* One turn of the loop that an engine would run. */
+/* One iteration of the loop that an engine would run. */
 static void node_turn(node *n, double wait_s)
 {
     if (n->posted < MESSAGES && n->sending < WINDOW) post(n);
@@ -346,7 +346,7 @@ static const tdm__transport_ops *open_module(const char *name, const char *path)
     return ops;
 }
 
-/* What the tests below are about. */
+/* The transport that the tests below use. */
 static enum { TCP, TCP_TLS, UCX } subject;
 
 static const tdm__transport_ops *open_subject(void)
@@ -469,7 +469,7 @@ static void test_nothing_left(void)
 
 /* ---- peers that end ---------------------------------------------------------------------------- */
 
-/* What is under way with this peer. */
+/* The number of pending transfers with this peer. */
 static int under_way(const node *n, int peer)
 {
     int count = 0;
@@ -478,7 +478,7 @@ static int under_way(const node *n, int peer)
     return count;
 }
 
-/* What is still to come or to go, of those who live. */
+/* The number of messages still to be received or sent, over the living ranks. */
 static void tell_missing(const node *n, int victim)
 {
     for (int i = 0; i < MESSAGES; i++) {
@@ -499,7 +499,7 @@ static void tell_missing(const node *n, int victim)
     }
 }
 
-/* Traffic without an end; when the victim is lost: forget it, and all transfers with it have ended. */
+/* Traffic without end; when the victim is lost it is forgotten, and all transfers with it must have ended. */
 static int run_kill(job *j, node *n)
 {
     if (j->rank == j->victim) {
@@ -526,7 +526,7 @@ static int run_kill(job *j, node *n)
         fprintf(stderr, "rank %d: noticed after %.3f s\n", j->rank, late_s);
         return 4;
     }
-    /* The others continue as if nothing had happened. */
+    /* The others must continue without any effect. */
     int left = n->expected;
     for (int i = 0; i < MESSAGES; i++)
         left -= plan_of(n->seed, n->size, j->victim, i).to == n->rank;
@@ -553,7 +553,7 @@ static void test_kill(void)
     for (int i = 0; i < KILLS; i++) {
         int victim = i % 3;
         crowd c = start(3, 1 + i % 2, 300 + (uint64_t)i, victim, run_kill);
-        /* At some moment of the traffic; with the last ones, before and after it. */
+        /* At some moment of the traffic; with the last messages, before and after it. */
         int messages = i == 0 ? 0 : i * 3 * MESSAGES / KILLS;
         double end_s = tdm_clock_s() + 20;
         while (tdm_clock_s() < end_s &&
@@ -566,7 +566,8 @@ static void test_kill(void)
     }
 }
 
-/* A peer that is stopped is forgotten; when it continues, it must not write into the memory of its old buffers. */
+/* A peer that is stopped is forgotten; when it continues, it must not write to the memory of its old buffers.
+ * */
 static int run_stop(job *j, node *n)
 {
     if (j->rank == j->victim) {
@@ -615,7 +616,7 @@ static void test_stop(void)
     }
 }
 
-/* A rank that leaves in good order is not lost. */
+/* A rank that leaves normally does not count as lost. */
 static int run_leave(job *j, node *n)
 {
     if (!traffic(n, 60) || !pass_gate(j->shared, 1, j->size, 30)) return 1;
@@ -691,11 +692,12 @@ static void bother(uint16_t port, uint64_t seed)
 static int run_bothered(job *j, node *n)
 {
     if (subject == UCX && !pass_gate(j->shared, 2, j->size + 1, 30))
-        return 1; /* the first strangers have come */
+        return 1; /* the first unauthenticated peers have connected */
     return run_traffic(j, n);
 }
 
-/* Strangers come before the ranks connect, while they do, and (UCX listens on) after that. */
+/* Unauthenticated peers connect before the ranks do, at the same time, and (UCX keeps listening) afterwards.
+ * */
 static void test_strangers(void)
 {
     crowd c = start(3, 1, 600, -1, run_bothered);
@@ -715,7 +717,7 @@ static void test_strangers(void)
             }
         }
     CHECK(ports > 0);
-    for (int i = 0; i < c.size && subject != UCX; i++) { /* nobody listens any more */
+    for (int i = 0; i < c.size && subject != UCX; i++) { /* no process listens any more */
         uint16_t port[8];
         CHECK_INT(ports_of(c.pids[i], port, 8), 0);
     }
@@ -794,7 +796,7 @@ static int number(const char *text)
     return text ? (int)strtol(text, NULL, 10) : -1;
 }
 
-/* -1: no mode of MPI's was asked for. */
+/* -1: no threading mode of MPI was requested. */
 static int mpi_modes(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "--has-mpi") == 0) return 0;
@@ -821,12 +823,12 @@ int main(int argc, char **argv)
 {
 #ifdef __SANITIZE_THREAD__
     if (argc > 1 && strcmp(argv[1], "--has-mpi") == 0)
-        return 1; /* it complains of Open MPI itself */
+        return 1; /* an error inside Open MPI itself */
 #endif
 #ifdef MPI_MODULE
     int code = mpi_modes(argc, argv);
     fflush(NULL);
-    if (code >= 0) _exit(code); /* MPI leaves memory behind: no leaks are looked for */
+    if (code >= 0) _exit(code); /* MPI leaks memory: leak detection is off */
 #else
     if (argc > 1 && strncmp(argv[1], "--", 2) == 0) return 1;
 #endif

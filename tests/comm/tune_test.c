@@ -1,6 +1,6 @@
 /*
- * The file of measured choices: what was written is read again, what it says of other groups stays,
- * and a damaged one is made anew. And the memory's bound, which is a time.
+ * The file of measured choices: written rows are read back, rows of other groups are kept, and a damaged file
+ * is created again. And the memory bound, which is a time.
  */
 #include <tandem/os.h>
 
@@ -90,7 +90,7 @@ static void damaged(void)
     tdm__choices_release(&choices);
 }
 
-/* The usual place is looked at when none is named, and a damaged file there harms nothing. */
+/* The default path is read if none is given, and a damaged file there has no effect. */
 static void usual_place(void)
 {
     const tdm_tune_row row = {TDM_CALL_REDUCE, true, 2, 0, TDM_ALGORITHM_TREE, 0};
@@ -115,7 +115,7 @@ static void usual_place(void)
     CHECK_INT(found.count, builtin.count);
     tdm__choices_release(&found);
     tdm__choices_release(&builtin);
-    CHECK(tdm__choices_find(path, &found, &err) != TDM_OK); /* asked for by name */
+    CHECK(tdm__choices_find(path, &found, &err) != TDM_OK); /* requested by name */
     unlink(path);
     rmdir(place("tandem", path));
     unsetenv("XDG_CACHE_HOME");

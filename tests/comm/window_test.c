@@ -1,8 +1,7 @@
 /*
- * window_test.c: windows from inside: the programs of all members of a group on one host. Every kind,
- * odd sizes, types, lanes, in place and not, buffers within the host's memory and outside, bit for bit;
- * slots used again thousands of times with a slow member; numbers that wrap around; and members that
- * do not agree.
+ * window_test.c: windows at the level of programs: the programs of all members of a group on one host. Every
+ * kind, odd sizes, types, lanes, in place and not, buffers within the memory of the host and outside, bit for
+ * bit; slots reused thousands of times with a slow member; numbers that wrap around; and members that disagree.
  */
 #include "window_world.h"
 
@@ -22,7 +21,7 @@ static void all_kinds(member *m)
                     if (reduction && dtypes[d] == TDM_DTYPE_U8) continue;
                     if (counts[c] > 5003 && d > 0 && (index % 5 != 0)) {
                         index++;
-                        continue; /* large ones: one in five for types beyond the first */
+                        continue; /* large sizes: one in five for types other than the first */
                     }
                     if (counts[c] > 100003 && (m->size > 8 || d > 0)) continue;
                     if (SCALED(0, 1) && m->size > 2 && counts[c] > 5003) continue;
@@ -83,7 +82,7 @@ static void cuts_of_calls(void)
     for (int size = 2; size <= SCALED(8, 5); size += 3) run_world(size, all_cuts);
 }
 
-/* Thousands of calls, small and staged, of which some let their root run ahead; one member is slow. */
+/* Thousands of calls, small and staged, some of which let their root return early; one member is slow. */
 static void many_calls(member *m)
 {
     const int calls = SCALED(6000, 600);
@@ -129,7 +128,7 @@ static void numbers_wrap_around(void)
     run_world(3, wrapped_calls);
 }
 
-/* Ends out of order: `done` follows when the gap is filled, however far ahead the others were. */
+/* Calls that end out of order: `done` follows when the gap is filled, however far ahead the others were. */
 static void ends_in_any_order(member *m)
 {
     tdm__window *w = m->group.window;
@@ -148,7 +147,7 @@ static void ends_out_of_order(void)
     run_world(1, ends_in_any_order);
 }
 
-/* Rank 1 calls something else: everybody who waits for it hears so. */
+/* Rank 1 makes another call: all members that wait for it get the error. */
 static void calls_that_differ(member *m)
 {
     uint8_t *out = calloc(100000, 4), *in = calloc(100000, 4);

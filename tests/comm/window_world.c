@@ -99,7 +99,7 @@ static void *member_thread(void *user)
     MEMBER_CHECK(m, tdm__window_enter(&m->group, atomic_load(at) - 1, &err) == TDM_OK);
     w->body(m);
     tdm__comm_lock(&m->comm);
-    tdm__comm_unlock(&m->comm); /* says what is to be said about broken groups */
+    tdm__comm_unlock(&m->comm); /* reports errors about broken groups */
     tdm__window_leave(&m->group);
     tdm__host_destroy(m->host);
     tdm__recorder_destroy(m->comm.recorder);
@@ -140,7 +140,7 @@ void run_world_on(int size, const int *host_of, const tdm__algorithm_ops *algori
         pthread_join(threads[i], NULL);
         CHECK_INT(w->members[i].failures, 0);
     }
-    CHECK(w->mails == NULL); /* else somebody sent what nobody received, or the other way round */
+    CHECK(w->mails == NULL); /* otherwise a message was sent that is not received, or the reverse */
     pthread_mutex_destroy(&w->mail_lock);
     free(w);
 }
@@ -152,7 +152,7 @@ void run_world(int size, void (*body)(member *m))
 
 /* ---- messages ------------------------------------------------------------------------------------ */
 
-/* Begins one side of a message; moves the bytes when the other side has begun. */
+/* Begins one side of a message; copies the bytes if the other side has begun. */
 static void begin_mail(member *m, uint32_t sequence, const tdm__instruction *i)
 {
     world *w = m->world;
@@ -171,7 +171,7 @@ static void begin_mail(member *m, uint32_t sequence, const tdm__instruction *i)
             .from = from, .to = to, .sequence = sequence, .step = i->step, .bytes = i->bytes};
     }
     MEMBER_CHECK(m, one->bytes == i->bytes);
-    MEMBER_CHECK(m, sends ? !one->sent : !one->awaited); /* else a step is used twice */
+    MEMBER_CHECK(m, sends ? !one->sent : !one->awaited); /* otherwise a step is used twice */
     if (sends) {
         one->sent = true;
         one->data = i->from;
@@ -193,7 +193,7 @@ static void begin_mail(member *m, uint32_t sequence, const tdm__instruction *i)
     pthread_mutex_unlock(&w->mail_lock);
 }
 
-/* Waits until all messages that this member has begun are over. */
+/* Waits until all messages that this member has begun have ended. */
 static void join_mail(member *m)
 {
     double until_s = tdm_clock_s() + PATIENCE_S;
@@ -231,7 +231,7 @@ static tdm__head head_of(const member *m, const tdm_call *call, uint32_t sequenc
     return head;
 }
 
-/* Waits for an AWAIT; false when the group has been broken meanwhile. */
+/* Executes an AWAIT; false if the group was broken meanwhile. */
 static bool wait_for(member *m, tdm__program *p, const tdm__instruction *i)
 {
     double until_s = tdm_clock_s() + PATIENCE_S;
@@ -312,7 +312,7 @@ uint32_t scramble(uint32_t x)
     return x ^ (x >> 16);
 }
 
-/* Element `e` of leaf (or rank) `leaf`. Floats are such that their sums round. */
+/* Element `e` of leaf (or rank) `leaf`. Floats are chosen so that their sums are rounded. */
 static void write_number(tdm_dtype dtype, uint8_t *at, uint32_t leaf, size_t e)
 {
     uint32_t bits = scramble(leaf * 7919u + (uint32_t)e);
@@ -333,7 +333,7 @@ static void write_number(tdm_dtype dtype, uint8_t *at, uint32_t leaf, size_t e)
     }
 }
 
-/* left = left + right, by the plainest means. */
+/* left = left + right, in the simplest way. */
 static void add_number(tdm_dtype dtype, uint8_t *left, const uint8_t *right)
 {
     switch (dtype) {
@@ -385,7 +385,7 @@ static void add_number(tdm_dtype dtype, uint8_t *left, const uint8_t *right)
     }
 }
 
-/* The sum of the leaves below `node`, of element `e`; false when there are none. */
+/* The sum of the leaves below `node`, of element `e`; false if there are none. */
 static bool sum_of(const tdm__leaves *leaves, int64_t lane_count, int64_t node, tdm_dtype dtype,
                    size_t e, uint8_t out[8])
 {
@@ -471,7 +471,7 @@ static void check_out(member *m, const tdm_call *call, const tdm__leaves *leaves
 {
     size_t width = tdm_dtype_bytes(call->dtype);
     const uint8_t *out = call->out;
-    size_t step = count > 5000 ? 61 : 1; /* a prime, so that all places in a line come up */
+    size_t step = count > 5000 ? 61 : 1; /* a prime, so that all positions in a cache line occur */
     for (size_t e = 0; e < count; e += e + step < count || e + 1 == count ? step : count - 1 - e) {
         uint8_t wanted[8] = {0};
         if (!expected(m, call, leaves, lane_count, e, wanted)) continue;
@@ -481,7 +481,7 @@ static void check_out(member *m, const tdm_call *call, const tdm__leaves *leaves
                 call->count, tdm_dtype_name(call->dtype), e);
         return;
     }
-    MEMBER_CHECK(m, out[end * width] == 0xee); /* nobody wrote past the end */
+    MEMBER_CHECK(m, out[end * width] == 0xee); /* nothing was written past the end */
 }
 
 static size_t out_count_of(const member *m, const tdm_call *call)
@@ -544,7 +544,7 @@ void run_cuts(member *m, tdm_call_kind last, int place_count)
     tdm_lanes lanes = {.lane_count = 32, .first = first};
     for (int c = 0; c < SCALED(4, 3); c++)
         for (int shape = 0; shape < 4; shape++) {
-            if (counts[c] > 5003 && shape != 2) continue; /* large ones: one shape */
+            if (counts[c] > 5003 && shape != 2) continue; /* large sizes: one shape */
             /* all to the first, all to the last, growing, every other one empty */
             for (size_t i = 1; i < n; i++)
                 cuts[i] = shape == 0   ? counts[c]

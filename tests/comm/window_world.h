@@ -1,10 +1,10 @@
 /*
- * window_world.h: members of a group as threads, for tests of what goes through windows.
+ * window_world.h: members of a group as threads, for tests of windows.
  *
- * Each thread has its own comm, group and tdm__host (so the same memory at another address, like a
- * process would), and runs its programs by a small interpreter in place of the engine. Ranks may be
- * spread over several hosts: each host has separate memory, and messages between ranks go through a
- * list. A trial is one call, checked bit for bit against a plain reference.
+ * Each thread has a separate comm, group and tdm__host (so it has the same memory at another address, like a
+ * process), and executes its programs by a small interpreter instead of the engine. Ranks may be spread over
+ * several hosts: each host has separate memory, and messages between ranks go through a list. A trial is one
+ * call, compared bit for bit with a plain reference.
  */
 #ifndef TANDEM_TESTS_COMM_WINDOW_WORLD_H
 #define TANDEM_TESTS_COMM_WINDOW_WORLD_H
@@ -46,7 +46,7 @@ typedef struct member {
     struct world *world;
 } member;
 
-/* A message of which one side at least has begun. */
+/* A message of which at least one side has begun. */
 typedef struct mail {
     struct mail *next;
     int from, to;
@@ -55,7 +55,7 @@ typedef struct mail {
     const void *data;
     void *into;
     bool sent, awaited;
-    int *sender, *receiver; /* their numbers of pending messages */
+    int *sender, *receiver; /* the number of their pending messages */
 } mail;
 
 typedef struct world {
@@ -69,11 +69,11 @@ typedef struct world {
     uint8_t addresses[MAX_MEMBERS][MAX_ADDRESS];
     size_t address_bytes[MAX_MEMBERS];
     _Atomic uint64_t window_offsets[MAX_MEMBERS]; /* by host, plus 1 */
-    _Atomic int set_up; /* members, where a test needs all of them to be */
+    _Atomic int set_up; /* a barrier of the members, for tests that need one */
     void (*body)(member *m);
 } world;
 
-/* Failures are counted in each thread by itself. */
+/* Failures are counted in each thread separately. */
 #define MEMBER_CHECK(m, condition)                                                                 \
     do {                                                                                           \
         if (!(condition)) {                                                                        \
@@ -83,7 +83,7 @@ typedef struct world {
         }                                                                                          \
     } while (0)
 
-/* Runs `body` once for each rank, side by side; `host_of` NULL: all on one host. */
+/* Runs `body` once for each rank, concurrently; `host_of` NULL: all on one host. */
 void run_world_on(int size, const int *host_of, const tdm__algorithm_ops *algorithm,
                   void (*body)(member *m));
 
@@ -103,9 +103,9 @@ uint32_t scramble(uint32_t x);
 /* ---- one call, checked --------------------------------------------------------------------------- */
 
 typedef enum places {
-    OUTSIDE, /* all buffers outside the host's memory: staged */
+    OUTSIDE, /* all buffers outside the memory of the host: staged */
     INSIDE,  /* all inside: direct */
-    MIXED,   /* rank 1's outside, the others' inside: staged, one more post */
+    MIXED,   /* those of rank 1 outside, the others inside: staged, with one more post */
     PLACES
 } places;
 
@@ -123,13 +123,13 @@ typedef struct buffers {
     int count;
 } buffers;
 
-/* What element `e` of this rank's `out` must be; false: it must not have been touched. */
+/* The expected element `e` of this rank's `out`; false: it must be unchanged. */
 bool expected(const member *m, const tdm_call *call, const tdm__leaves *leaves, int64_t lane_count,
               size_t e, uint8_t out[8]);
 
 void run_trial(member *m, trial t);
 
-/* Slices of any lengths, empty ones too, with and without lanes: for the kinds from reduce_scatter to
+/* Slices of any lengths, also empty ones, with and without lanes: for the kinds from reduce_scatter to
  * `last`, with buffers in the first `place_count` places. */
 void run_cuts(member *m, tdm_call_kind last, int place_count);
 

@@ -1,11 +1,11 @@
 /*
- * worlds_test.c: one world after another, as an elastic run opens them: epoch by epoch, by doors that rank
- * 0 makes known, with members that are killed, stopped and replaced.
+ * worlds_test.c: one world after another, as an elastic run opens them: a new membership epoch each time, at
+ * endpoints that rank 0 publishes, with members that are killed, stopped and replaced.
  *
- * A slot is a place for a process; in epoch N slot i is rank i. Ranks are processes that the test forks,
- * and that open worlds one after another; the board, which all see, has the door of the epoch that counts.
- * A rank that dies is replaced by the test in the next epoch. Nobody waits here without an end: a rank's
- * alarm ends it.
+ * A slot is a position for a process; in epoch N slot i is rank i. Ranks are processes that the test forks, and
+ * that open worlds one after another; the board, which all of them share, has the endpoint of the current
+ * epoch. The test replaces a rank that died in the next epoch. No wait is unlimited: the alarm of a rank ends
+ * it.
  */
 #include "check.h"
 #include "comm/comm.h"
@@ -32,14 +32,14 @@ enum { MAX_SLOTS = 4, MAX_EPOCHS = 256, RANK_S = 250, PROMPT_S = 15 };
 
 typedef struct board {
     char door[MAX_EPOCHS][64];
-    _Atomic int is_open[MAX_EPOCHS]; /* the door of that epoch is known */
-    _Atomic int epoch_of[MAX_SLOTS]; /* that a slot is in */
-    _Atomic int lives[MAX_SLOTS];    /* processes that a slot has had */
-    _Atomic int asked;               /* how often somebody was asked whether to give up */
+    _Atomic int is_open[MAX_EPOCHS]; /* the endpoint of that epoch is known */
+    _Atomic int epoch_of[MAX_SLOTS]; /* the epoch that a slot has entered */
+    _Atomic int lives[MAX_SLOTS];    /* number of processes that a slot has had */
+    _Atomic int asked;               /* number of calls of should_give_up */
     _Atomic int came, done;
-    _Atomic int struck;          /* the blow has fallen, */
+    _Atomic int struck;          /* the process was killed or stopped, */
     _Atomic double struck_s;     /* at this time */
-    double opened_s[MAX_EPOCHS]; /* how long slot 1's opening took */
+    double opened_s[MAX_EPOCHS]; /* how long it took slot 1 to open its world */
     _Atomic double slowest_close_s, slowest_notice_s;
 } board;
 
@@ -99,7 +99,7 @@ static bool goes_on(void *user)
     return false;
 }
 
-/* Options for a rank of this epoch; waits for the door, unless it opens it. */
+/* Options for a rank of this epoch; waits for the endpoint, unless it is rank 0, which publishes it. */
 static tdm_comm_options options_of(const party *p, int rank, joiner *j)
 {
     if (rank > 0) CHECK(await(&shared->is_open[j->epoch], 1, 30));
@@ -256,12 +256,13 @@ static void epochs_follow_each_other(void)
 
 /* ---- giving up ------------------------------------------------------------------------------------ */
 
-/* The rank that is asked for the n-th time kills itself; the others give up a moment later, or are not asked. */
+/* The rank kills itself when the callback is called for the n-th time; the callbacks of the others return
+ * true a moment later, or are not set. */
 typedef struct blow {
-    joiner j; /* first: on_listen's */
+    joiner j; /* first: that of on_listen */
     bool is_victim;
     int signal, at;
-    double told_s; /* after which the others are told */
+    double told_s; /* after which the others are notified */
     int asked;
 } blow;
 
@@ -286,7 +287,7 @@ static int rank_that_is_struck(const party *p, int slot, int first_epoch)
 {
     blow b = the_blow;
     b.j.epoch = (uint32_t)first_epoch;
-    b.is_victim = shared->came == slot; /* the test put the victim there */
+    b.is_victim = shared->came == slot; /* the test has chosen the victim */
     tdm_comm_options options = options_of(p, slot, &b.j);
     options.should_give_up = strikes;
     options.user = &b;
@@ -304,9 +305,9 @@ static int rank_that_is_struck(const party *p, int slot, int first_epoch)
     return 0;
 }
 
-/* Ranks die or stop at one moment of joining after another; nobody waits for join_s, which is a minute.
- * No rank notices one that dies before it has met another: the others are told to give up. UCX 1.13
- * may end a process by an assertion when a peer dies while they connect: one in thirty did. */
+/* Ranks die or stop at every moment of joining; no rank waits for join_s, which is a minute. No rank notices
+ * the death of one that has not met another rank yet: the others are told to give up. UCX 1.13 may end a process
+ * by an assertion when a peer dies while they connect: in one of thirty trials. */
 static void strike_joining(int signal, int first, int step, int trials, const char *transport)
 {
     int struck = 0, aborted = 0;
@@ -331,8 +332,8 @@ static void strike_joining(int signal, int first, int step, int trials, const ch
     }
     printf("     %d of %d struck while they joined; UCX ended %d others\n", struck, trials,
            aborted);
-    CHECK(struck > 0);       /* on a quick machine many of the moments come after the opening */
-    CHECK(aborted < trials); /* of twice as many survivors */
+    CHECK(struck > 0);       /* on a fast machine many of the moments are after the opening */
+    CHECK(aborted < trials); /* with twice as many survivors */
 }
 
 static void a_death_while_joining_is_noticed(void)
@@ -362,7 +363,7 @@ static bool dies_in_a_while(void *user)
     return false;
 }
 
-/* The last rank does not come; of the others, one dies while it waits for it. */
+/* The last rank does not join; of the others, one dies while it waits for it. */
 static int rank_that_waits_for_a_third(const party *p, int slot, int first_epoch)
 {
     blow b = {.j.epoch = (uint32_t)first_epoch, .is_victim = slot == 1};
@@ -394,7 +395,7 @@ static bool gives_up_soon(void *user)
     return ++shared->asked > 5;
 }
 
-/* Nobody else comes. */
+/* No other rank joins. */
 static int rank_that_waits_alone(const party *p, int slot, int first_epoch)
 {
     (void)first_epoch;
@@ -424,7 +425,7 @@ static void who_waits_alone_gives_up_when_told(void)
 
 /* ---- doors ---------------------------------------------------------------------------------------- */
 
-/* A rank of epoch 4 knocks at the door of epoch 5; then the right one does. */
+/* A rank of epoch 4 connects to the endpoint of epoch 5; then the right one does. */
 static int rank_of_an_old_epoch(const party *p, int slot, int first_epoch)
 {
     (void)first_epoch;
@@ -466,7 +467,7 @@ static void old_epochs_are_refused(void)
 
 /* ---- deaths and stops ------------------------------------------------------------------------------ */
 
-/* Computes, and looks at its world now and then; says how a peer was lost. */
+/* Computes, and checks its world from time to time; reports how a peer was lost. */
 static int rank_that_computes(const party *p, int slot, int first_epoch)
 {
     tdm_comm *comm = NULL;
@@ -504,7 +505,7 @@ static void a_death_is_noticed_while_all_compute(void)
         start(&p);
         int victim = i % p.size;
         CHECK(await(&shared->came, p.size, 30));
-        check_sleep_s(0.4); /* so that a heartbeat says what was done last */
+        check_sleep_s(0.4); /* so that a heartbeat contains its last action */
         shared->struck_s = tdm_clock_s();
         shared->struck = victim + 1;
         kill(p.pids[victim], SIGKILL);
@@ -516,8 +517,8 @@ static void a_death_is_noticed_while_all_compute(void)
     CHECK(slowest_s < PROMPT_S);
 }
 
-/* Loses rank 0 in a call. Then rank 1 is killed; without a call and without rank 0, which reports deaths, this rank
- * still notices it. */
+/* Loses rank 0 in a call. Then rank 1 is killed; without a call and without rank 0, which reports deaths,
+ * this rank still notices it. */
 static int rank_that_loses_two(const party *p, int slot, int first_epoch)
 {
     tdm_comm *comm = NULL;

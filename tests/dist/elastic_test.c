@@ -1,10 +1,11 @@
 /*
  * elastic_test.c: training that continues when its processes are killed, through the library alone.
  *
- * The parent plays the agent: it creates the shared memory segment, starts workers, writes to the store when one has died, and
- * starts another in its place. Workers are killed by SIGKILL: by themselves inside of every phase of a step (points
- * for tests, os.h), and by the parent at random instants; some are stopped and continued. In each case the
- * run must end with the state of an undisturbed one, its ledger must be exact, and its metrics whole.
+ * The parent takes the role of the agent: it creates the shared memory segment, starts workers, writes to the
+ * store when one has died, and starts another one in its place. Workers are killed by SIGKILL: by themselves at
+ * points in every phase of a step (os/test_control.h), and by the parent at random times; some are stopped and
+ * continued. In each case the run must end with the state of an undisturbed one, with an exact ledger and
+ * complete metrics.
  *
  *     dist_elastic [--seed S] [--runs N] [--keep]
  */
@@ -101,7 +102,7 @@ typedef struct world {
     const char *request; /* for TANDEM_TEST_KILL; NULL: none */
     const char *every;
     bool apart;          /* each worker is a separate host, whose memory ends with it */
-    const char *stopped; /* the file that names a process that stopped itself; NULL: none does */
+    const char *stopped; /* the file that names a process that stopped itself; NULL: none will */
 } world;
 
 static void print_log(const tdm_log_record *record, void *user)
@@ -160,7 +161,7 @@ static pid_t start(const world *w, int slot, int life)
 /* ---- the parent ------------------------------------------------------------------------------ */
 
 typedef struct plan {
-    int kills;       /* from outside, at random instants */
+    int kills;       /* by the parent, at random times */
     bool stops;      /* some of them are stops */
     uint64_t random; /* state */
 } plan;
@@ -235,7 +236,7 @@ static bool find_result(const world *w, char hash[TDM_SHA256_HEX], char run[512]
     return status == TDM_OK;
 }
 
-/* The place among `pids` of the process that stopped itself; -1: nobody has yet. */
+/* The index in `pids` of the process that stopped itself; -1: none has yet. */
 static int find_stopped(const world *w, const pid_t *pids, int count)
 {
     FILE *file = w->stopped ? fopen(w->stopped, "r") : NULL;
@@ -246,7 +247,7 @@ static int find_stopped(const world *w, const pid_t *pids, int count)
     return known && k < count ? k : -1;
 }
 
-/* Runs a training; true when it ended well. `hash` gets its state's. */
+/* Runs a training; true if it succeeded. `hash` gets the hash of its state. */
 static bool train(world *w, plan *p, char hash[TDM_SHA256_HEX], char run[512], int *hits)
 {
     pid_t pids[MAX_LIVES];
@@ -302,7 +303,7 @@ static bool train(world *w, plan *p, char hash[TDM_SHA256_HEX], char run[512], i
             good = false;
         }
         int silent = find_stopped(w, pids, lives);
-        if (silent >= 0 && !stopped[silent]) { /* as when its lease has run out, only sooner */
+        if (silent >= 0 && !stopped[silent]) { /* as when its lease expires, only sooner */
             stopped[silent] = true;
             tell_dead(w, slots[silent], silent, 0);
         }
@@ -331,7 +332,7 @@ static bool train(world *w, plan *p, char hash[TDM_SHA256_HEX], char run[512], i
     return good && find_result(w, hash, run);
 }
 
-/* Every step of a run once, in order. */
+/* Every step of a run occurs once, in order. */
 static void check_metrics(const char *run)
 {
     char path[600], line[4096];
@@ -395,8 +396,8 @@ static int remove_entry(const char *path, const struct stat *about, int type, st
     return remove(path);
 }
 
-/* All die inside of an update, and the worker that completes it is stopped meanwhile, for good: it must be killed,
- * or it could continue later and overwrite what the others wrote meanwhile. */
+/* All die in the middle of an update, and the worker that completes it is stopped permanently meanwhile: it
+ * must be killed, or it could continue later and overwrite what the others wrote. */
 static void stop_who_finishes(const model *m, const char *hash, const char *phase)
 {
     char request[400], stopped[100];
@@ -413,7 +414,8 @@ static void stop_who_finishes(const model *m, const char *hash, const char *phas
     CHECK(access(stopped, F_OK) == 0);
 }
 
-/* A host dies with its share of the state before there is a checkpoint: all begin anew, from zeros. */
+/* A host dies with its part of the state before the first checkpoint: all ranks start again from the initial
+ * state. */
 static void begin_anew(const model *m, const char *hash)
 {
     char request[200];

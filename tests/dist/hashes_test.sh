@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# The same bits on any ranks: models trained for 50 steps by one process, and again by many
-# ranks in many ways; the state's hash and every loss must be the same.
+# The same bits with any ranks: models trained for 50 steps by one process, and again by several ranks in many
+# configurations; the state hash and every loss must be equal.
 #   hashes_test.sh [pairs | few | all]
-# pairs (the default): combinations in which any two settings meet (pairs.awk). few: some that have most in
-# them, for builds that are slow. all: every combination, which takes hours.
-# DIST_ONLY is a pattern of combinations (grep -E) to try alone, as in DIST_ONLY='^gpt .* hosts '.
+# pairs (the default): combinations in which every pair of settings occurs (pairs.awk). few: some that have
+# many features, for slow builds. all: every combination, which takes hours.
+# DIST_ONLY is a pattern of combinations (grep -E) to run alone, as in DIST_ONLY='^gpt .* hosts '.
 #
-# Worlds: ranks of this host in shared memory; over UCX alone; under mpirun, over MPI alone; and two hosts
-# with shared memory inside and UCX or MPI between them. A rank takes TANDEM_HOST's word for where it is.
-# A job has the settings that decide bits; the rest may not. Where lanes move by feedback, rank 1 is slowed
-# down for some trainings (moved), so that they do move.
+# Worlds: ranks of this host in shared memory; only over UCX; under mpirun, only over MPI; and two hosts with
+# shared memory inside and UCX or MPI between them. TANDEM_HOST sets the host of a rank. A job has the
+# settings that affect bits; the others must not. If feedback moves lanes, rank 1 is slowed down in some of
+# the runs, so that lanes really move (moved).
 # shellcheck source-path=SCRIPTDIR
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 . "$here/../cli/lib.sh"
@@ -25,7 +25,7 @@ make_data 300 points.csv
 awk 'BEGIN { srand(5); for (i = 0; i < 400; i++)
     printf "%s ", substr("the cat sat on a mat and ate", 1 + int(rand() * 20), 3 + int(rand() * 5)) }' >text.txt
 
-# 24 rows a step, of 77 samples: the last batch of an epoch has five, fewer than there are lanes.
+# 24 rows per step, of 77 samples: the last batch of an epoch has five, fewer than there are lanes.
 images='data: {train: images.csv, shape: [8, 8], test_fraction: 0.2}'
 points='data: {train: points.csv, test_fraction: 0.1}'
 text='data: {train: text.txt, format: text, test_fraction: 0.1}'
@@ -33,7 +33,7 @@ network='layers: [conv: {channels: 16, bias: no}, batch_norm, relu, max_pool: 2,
   batch_norm, relu, max_pool: 2, flatten, linear: 64, relu, dropout: 0.2]'
 gpt='kind: gpt, layers: 2, width: 32, heads: 2'
 
-# job NAME BATCH LINES...: for 50 steps. Where it leaves the lanes to auto, there are four.
+# job NAME BATCH LINES...: for 50 steps. Four lanes, unless the lines set another number.
 job() {
     local name=$1 batch=$2
     shift 2
@@ -61,8 +61,8 @@ overlap true false
 TABLE
 }
 
-# Ranks without rows in the last batch of an epoch, while lanes meet at batch norms, and memory for gradients
-# and parameters is used again: these once waited for each other.
+# Ranks without rows in the last batch of an epoch, while lanes are summed at batch norms, and memory for
+# gradients and parameters is reused: these once waited for each other.
 once_stuck() {
     cat <<'TABLE'
 cnn-sync hosts 8 2 off 16KB false
@@ -94,7 +94,7 @@ product() {
 # ---- worlds ------------------------------------------------------------------------------------------
 
 export TANDEM_SECRET=hashes TANDEM_DEADLINE=100
-# What Open MPI does not free is not ours to find.
+# Open MPI leaks memory: leak detection is off.
 mpi_options=()
 has_mpi=no
 if [ "${DIST_MPI:-yes}" = yes ] && command -v mpirun >/dev/null &&
@@ -137,7 +137,7 @@ in_world() {
     local world=$1 ranks=$2
     shift 2
     case $world in
-    # (Without --min a session begins with fewer when one is late.)
+    # (Without --min a session starts with fewer if one is late.)
     shm | tcp | ucx) TANDEM_TRANSPORT=$world timeout -k 5 $run_limit_s "$@" -n "$ranks" --min "$ranks" ;;
     mpi) under_mpi "$ranks" mpi 1 "$@" ;;
     hosts) on_two_hosts "$ranks" "$@" ;;
@@ -145,8 +145,8 @@ in_world() {
     esac
 }
 
-# was_world WORLD RANKS: by the traces of the training, where it left any. On one host there is no TCP
-# unless it is asked for.
+# was_world WORLD RANKS: checks the traces of the run, if there are any. On one host TCP is used only on
+# request.
 was_world() {
     local transport said
     case $1 in
@@ -164,7 +164,7 @@ was_world() {
 
 # ---- trainings ---------------------------------------------------------------------------------------
 
-# The hash that a training printed, and its losses as the metrics have them.
+# The hash that a run printed, and its losses in the metrics.
 result_of() {
     local run
     hash_in "$1"
@@ -184,8 +184,8 @@ reference() {
     [ "${lanes_of[$name]}" -ge 4 ] || fail "$name: too few lanes for many ranks"
 }
 
-# tell COMBINATION WHAT: a failure, with what the training said.
-# tell_end COMBINATION CODE: of a run that failed; its traces show which rank waited for which.
+# tell COMBINATION WHAT: prints a failure, with the output of the run.
+# tell_end COMBINATION CODE: for a run that failed; its traces show which rank waited for which.
 tell_end() {
     [ ! -d traces ] || "$TANDEM" trace traces --last 2 >>try.err 2>&1 || true
     rm -rf traces
@@ -198,12 +198,12 @@ tell() {
 }
 
 # One combination: JOB WORLD RANKS ZERO BALANCE BUCKET OVERLAP.
-slowed=0 moved=0 # trainings in which lanes should move, and did
+slowed=0 moved=0 # runs in which lanes should move, and did
 try() {
     local name=$1 world=$2 ranks=$3 balance=$5 said run
     local sets=(--set "parallel.zero=$4" --set "parallel.bucket=$6" --set "parallel.overlap=$7")
     local -x TANDEM_TEST_SLOW=
-    # Lanes that were left at auto go as far as they reach.
+    # With lanes set to auto, their number limits the ranks.
     [ "$ranks" -le "${lanes_of[$name]}" ] || ranks=${lanes_of[$name]}
     case $balance in
     weights) sets+=(--set "parallel.weights=[$(seq -s , 1 "$ranks")]") ;;
@@ -211,7 +211,7 @@ try() {
     esac
     said=$(in_world "$world" "$ranks" "$TANDEM" train "$name.yaml" -q --json "${sets[@]}" \
         --set "parallel.balance=$balance" 2>try.err) || { tell_end "$*" $?; return; }
-    # It was the world that was asked for.
+    # The world was the requested one.
     [ "$(grep -o '"lane_share"' <<<"$said" | wc -l)" = "$ranks" ] || { tell "$*" "not on $ranks ranks"; return; }
     was_world "$world" "$ranks" || { tell "$*" "in another world"; return; }
     if [ "$5" = moved ] && [ $((2 * ranks)) -le "${lanes_of[$name]}" ]; then
@@ -251,6 +251,6 @@ while read -r -a settings <&3; do
     try "${settings[@]}" || failures=$((failures + 1))
 done 3<combinations
 printf '%d combinations, %d failed; lanes moved in %d of %d\n' "$(wc -l <combinations)" $failures $moved $slowed
-# Under a great load everybody is slow at times, so not every time.
+# Under high load all ranks are slow at times, so not every time.
 [ $slowed -eq 0 ] || [ $moved -gt 0 ] || fail "lanes never move from a slow rank"
 [ $failures -eq 0 ]

@@ -1,9 +1,9 @@
-# pairs.awk: a small set of combinations in which every two settings meet.
+# pairs.awk: a small set of combinations in which every pair of settings occurs.
 #
-# Input: one factor a line, its name and then its settings. Output: one combination a line, a setting of
-# each factor in order. Of any two factors every pair of settings is in at least one line. Greedy: each
-# line begins with a pair that is still missing, and every further factor takes the setting that brings
-# the most missing pairs, the one used least where several do. The same input gives the same lines.
+# Input: one factor per line, its name and then its settings. Output: one combination per line, with a setting
+# of each factor in order. For any two factors every pair of settings is in at least one line. Greedy: each
+# line begins with a pair that is still missing, and every further factor gets the setting that adds the most
+# missing pairs; of several, the one used least. The same input gives the same lines.
 
 {
     count[NR] = NF - 1
@@ -12,7 +12,7 @@
 
 function key(f, i, g, j) { return f < g ? f SUBSEP i SUBSEP g SUBSEP j : g SUBSEP j SUBSEP f SUBSEP i }
 
-# How many missing pairs setting i of factor f makes with what the line has already.
+# The number of missing pairs that setting i of factor f adds to the current line.
 function brings(f, i,    g, n) {
     n = 0
     for (g = 1; g <= NR; g++)

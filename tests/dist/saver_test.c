@@ -1,14 +1,15 @@
 /*
- * saver_test.c: checkpoints written while training goes on, in worlds of real processes: the file is that
- * of a single process, byte for byte, for any writer of each part; the state may change as soon as begin has
- * returned; disks that fail, gates that say no, ranks that cannot see the directory, ranks that die in the
- * middle, and saves that are called off leave nothing behind but the last good file.
+ * saver_test.c: checkpoints that are written while training continues, in worlds of real processes.
  *
- *   saver_test              all tests
- *   saver_test --rank TASK  is a rank of a world, started by the test
+ * The file is that of a single process, byte for byte, for any writer of each part; the state may change as
+ * soon as begin has returned. Disks that fail, gates that refuse, ranks that cannot access the directory, ranks
+ * that die during a save, and saves that are abandoned leave only the last good file.
  *
- * The model has more numbers than one chunk, and names whose order is not that of the file. The test sits
- * on the rooms' own libraries, since the saver is no public part.
+ *     saver_test                 all tests
+ *     saver_test --rank TASK     is a rank of a world, started by the test
+ *
+ * The model has more numbers than one chunk, and names whose order is not that of the file. The test is linked
+ * with the internal libraries of the modules, because the saver is not part of the public interface.
  */
 #include "dist/world.h"
 #include "os/os.h"
@@ -49,7 +50,7 @@ typedef struct fixture {
     const char *directory;
     char path[MAX_PATH];
     tdm_checkpoint_content content;
-    atomic_int asked; /* how often the gate was */
+    atomic_int asked; /* number of calls of the gate */
     tdm_status answer;
 } fixture;
 
@@ -88,7 +89,7 @@ static void fill_blocks(tdm__state *state, float scale)
     CHECK_INT(tdm_params_settle(state->store, NULL), TDM_OK);
 }
 
-/* How a save goes. */
+/* How a save is made. */
 typedef enum way { FOREGROUND, BACKGROUND, LAZY } way;
 
 static bool set_up(fixture *f, tdm_comm *comm, int zero, way how)
@@ -163,10 +164,10 @@ static void task_save(tdm_comm *comm, way how)
     fixture f;
     if (!set_up(&f, comm, number_in_environment("SAVER_ZERO"), how)) return;
     begin(&f);
-    f.state.skips = (tdm__skips){0}; /* small things may change at once */
+    f.state.skips = (tdm__skips){0}; /* small tensors may change at once */
     if (how == LAZY) tdm__saver_hold(f.saver);
     if (how != FOREGROUND && tdm_params_is_whole(f.state.store, TDM_BLOCK_EMA))
-        fill_blocks(&f.state, -3.0f); /* training goes on */
+        fill_blocks(&f.state, -3.0f); /* training continues */
     tdm__saved saved = finish(&f);
     CHECK_INT(saved.status, TDM_OK);
     if (saved.status != TDM_OK) fprintf(stderr, "%s\n", saved.message);
@@ -176,7 +177,7 @@ static void task_save(tdm_comm *comm, way how)
     tear_down(&f);
 }
 
-/* Result after result by poll, and a checkpoint that is due while one is in work. */
+/* Results one after the other by poll, and a checkpoint that is due while another one is being written. */
 static void task_poll(tdm_comm *comm, way how)
 {
     fixture f;
@@ -197,7 +198,7 @@ static void task_poll(tdm_comm *comm, way how)
     }
     while (tdm__saver_poll(f.saver, &saved)) results++;
     CHECK(!tdm__saver_busy(f.saver));
-    if (leads) { /* two at most are kept when nobody asks */
+    if (leads) { /* at most two are kept if no result is read */
         CHECK(results >= 2);
         CHECK_INT(saved.step, STEP + 3);
         CHECK_INT(saved.status, TDM_OK);
@@ -205,7 +206,7 @@ static void task_poll(tdm_comm *comm, way how)
         size_t count = 0;
         tdm_arena *arena = tdm_arena_create("test");
         CHECK_INT(tdm_checkpoint_list(f.directory, arena, &entries, &count, NULL), TDM_OK);
-        CHECK_INT(count, 2); /* by the rules */
+        CHECK_INT(count, 2); /* according to the rules */
         tdm_arena_destroy(arena);
     }
     tear_down(&f);
@@ -223,8 +224,8 @@ static int files_in(const char *directory, bool with_hidden)
     return found;
 }
 
-/* A rank that cannot join leaves its part to rank 0, which copies that part as well. The rank continues training
- * as soon as the others do, and nothing that it changes then gets into the file. */
+/* A rank that cannot join leaves its part to rank 0, which copies that part as well. The rank continues
+ * training as soon as the others do, and nothing that it changes then is written to the file. */
 static void leave_part_to_rank_0(fixture *f, const char *expected)
 {
     int rank = tdm__rank_of(f->comm), size = tdm__size_of(f->comm);
@@ -290,12 +291,12 @@ static void task_trouble(tdm_comm *comm, way how)
     tear_down(&f);
 }
 
-/* Called off at once, again and again: no file appears, and nothing is left for long. */
+/* Abandoned at once, repeatedly: no file appears, and nothing is left after a while. */
 static void task_abandon(tdm_comm *comm, way how)
 {
     fixture f;
     if (!set_up(&f, comm, 0, how)) return;
-    f.answer = TDM_ERR_PEER_FENCED; /* so that not even a quick disk makes a file */
+    f.answer = TDM_ERR_PEER_FENCED; /* so that even a fast disk does not complete a file */
     for (int i = 0; i < 5; i++) {
         begin(&f);
         tdm__saver_abandon(f.saver);
@@ -313,20 +314,20 @@ static void task_abandon(tdm_comm *comm, way how)
     tear_down(&f);
 }
 
-/* Rank 0's save ends by itself, with the word that somebody has died, and without a file. */
+/* Rank 0's save ends by itself, with an error about the death, and without a file. */
 static void outlive(fixture *f)
 {
     tdm__saved saved = {.status = TDM_OK};
     double until = tdm_clock_s() + 60;
     bool has = false;
-    tdm__saver_hold(f->saver); /* nobody waits for the dead */
+    tdm__saver_hold(f->saver); /* no rank waits for the dead one */
     while (!(has = tdm__saver_poll(f->saver, &saved)) && tdm_clock_s() < until) usleep(1000);
     CHECK(has);
     CHECK(tdm_status_group_of(saved.status) == TDM_STATUS_GROUP_PEER);
     CHECK_INT(files_in(f->directory, true), 0);
 }
 
-/* It died so early that rank 0 was still about to begin: that is then told at once. */
+/* It died before rank 0 began: begin returns the error at once. */
 static void give_up(fixture *f, tdm_status status)
 {
     double until = tdm_clock_s() + 60;
@@ -336,7 +337,7 @@ static void give_up(fixture *f, tdm_status status)
     CHECK_INT(files_in(f->directory, true), 0);
 }
 
-/* The last rank dies in the middle of its part, which it writes behind its own begin. */
+/* The last rank dies in the middle of writing its part, concurrently with its training. */
 static void task_death(tdm_comm *comm, way how)
 {
     fixture f;
@@ -349,7 +350,7 @@ static void task_death(tdm_comm *comm, way how)
     if (!set_up(&f, comm, 0, how)) return;
     tdm_status status = try_to_begin(&f, NULL);
     if (tdm__rank_of(comm) != 0)
-        sleep(60); /* until it dies, or rank 0 has seen enough */
+        sleep(60); /* until it dies, or rank 0 has detected the death */
     else if (status == TDM_OK)
         outlive(&f);
     else
@@ -466,8 +467,8 @@ static void test_death(void)
     in_world("death", LAZY, "aa", 0);
 }
 
-/* A writer fails before the copy is made: the state may be freed by then, so it must not be read any more. Here its
- * memory is not readable: an access would end the test. */
+/* A writer fails before the copy is made: the state may be freed then, so it must not be read any more. Here
+ * its memory is not readable: an access would end the test. */
 static void test_cut_short(void)
 {
     enum { PIECES = 3, BYTES = 4096 };
@@ -500,7 +501,8 @@ static void test_cut_short(void)
     free(board);
 }
 
-/* A rank whose part is written at once must still hold: another writer may not have copied the state. */
+/* A rank whose part is written at once must still wait in hold: another writer may not have copied the state
+ * yet. */
 static void test_ended_before_the_copies(void)
 {
     tdm__saver_board *board = calloc(1, sizeof(*board));
@@ -523,8 +525,8 @@ static void test_ended_before_the_copies(void)
     free(board);
 }
 
-/* Memory that was taken beforehand is all there, and the taker's alone: of less than a slice, of some slices
- * and a bit, of more than was prepared, and what another save has given back. */
+/* Memory that was prepared is complete, and belongs to one user only: less than a slice, some slices and a
+ * part, more than was prepared, and memory that another save has returned. */
 static void test_room(void)
 {
     static const size_t prepared[] = {3, 33, 33}, taken[] = {3, 33, 50};
@@ -551,7 +553,7 @@ static void test_room(void)
         tdm_pages_unmap(&pages);
         tdm_pages_unmap(&other);
         tdm__snapshot_pool_prepare(room, bytes);
-        tdm__snapshot_pool_destroy(room); /* at work, perhaps */
+        tdm__snapshot_pool_destroy(room); /* the thread may be running */
     }
 }
 

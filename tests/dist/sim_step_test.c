@@ -1,11 +1,10 @@
 /*
  * sim_step_test.c: training steps on a simulated world of very many ranks, with the bits of one rank.
  *
- * Every rank has a separate store and team over the simulator's comm, and is a node by itself: all
- * gradients and parameters travel. A step's batch has one row for each lane. What one process makes of
- * the same lanes is the truth: rank 0 reads all parameters and states back from wherever they lie, and
- * they must be equal to the last bit, as must be the loss of every step on every rank. Simulated ranks
- * are coroutines with small stacks, so the reference kernels compute.
+ * Every rank has a separate store and team over the simulator's comm, and is a node alone: all gradients and
+ * parameters are sent. The batch of a step has one row for each lane. The reference is one process with the
+ * same lanes: rank 0 collects all parameters and states, which must be equal bit for bit, as must the loss of
+ * every step on every rank. Simulated ranks are coroutines with small stacks, so the reference kernels compute.
  */
 #include "base/base.h"
 #include "check.h"
@@ -25,21 +24,21 @@ enum { MANY = 1024 };
 
 enum { STEPS = 2, FEATURES = 24, CLASSES = 8, MAX_PARAMS = 64, STACK_BYTES = 512 << 10 };
 
-/* What all ranks of a world share: they run in one process. */
+/* Shared by all ranks of a world: they run in one process. */
 typedef struct world {
     const tdm_job *job;
     int64_t lanes;
     int64_t batches[2]; /* rows of steps, in turn */
-    bool images;        /* what samples are */
-    /* What came out. */
+    bool images;        /* the samples */
+    /* The results. */
     float *blocks; /* rank 0: parameters and states, one after the other; taken by the caller */
     size_t floats;
     double losses[STEPS]; /* of rank 0 */
-    int finished;         /* ranks that came to the end with the losses of rank 0 */
+    int finished;         /* number of ranks that ended with the losses of rank 0 */
     char message[256];    /* the first error */
 } world;
 
-/* One rank's things. */
+/* The objects of one rank. */
 typedef struct member {
     world *world;
     tdm_comm *comm; /* NULL: a single process */
@@ -82,7 +81,7 @@ static bool is_first(const member *m)
     return !m->comm || tdm_comm_rank(m->comm) == 0;
 }
 
-/* The first values, from rank 0 to wherever they belong. */
+/* The initial values, from rank 0 to their owners. */
 static tdm_status spread_first_values(member *m, tdm_error *err)
 {
     size_t extent = tdm_graph_param_extent(m->graph);
@@ -163,7 +162,7 @@ static tdm_status train(member *m, tdm_error *err)
     }
     TDM_TRY(tdm_params_settle(m->store, err));
     TDM_TRY(gather(m, err));
-    /* Rank 0 comes to the end first, or another: the first one says, the others agree. */
+    /* Whichever rank ends first stores its losses; the others compare theirs. */
     if (w->finished == 0) memcpy(w->losses, losses, sizeof(losses));
     w->finished += memcmp(w->losses, losses, sizeof(losses)) == 0;
     return TDM_OK;
@@ -258,8 +257,8 @@ static void test_every_stage(void)
     }
 }
 
-/* Ranks with more lanes than others, with fewer, and with none: nobody waits for what another does only
- * later. The model is deep, so that its gradients and gathered parameters do not fit their slots. */
+/* Ranks with more lanes than others, with fewer, and with none: no rank may wait for a call that another
+ * makes only later. The model is deep, so that its gradients and gathered parameters exceed their slots. */
 static void test_uneven_ranks(void)
 {
     static const char deep[] =
@@ -279,7 +278,7 @@ static void test_uneven_ranks(void)
             }
 }
 
-/* The same where lanes meet in the middle of a pass, forward and backward, and with statistics. */
+/* The same if lanes are summed in the middle of a pass, forward and backward, and with statistics. */
 static void test_uneven_ranks_that_meet(void)
 {
     static const char norms[] =
@@ -298,7 +297,7 @@ static void test_uneven_ranks_that_meet(void)
                                      .other = 2});
 }
 
-/* The last batch is a single row: its lane has nobody to meet. */
+/* The last batch is a single row: its lane is the only one with a sum. */
 static void test_a_lane_that_meets_nobody(void)
 {
     static const char norms[] =

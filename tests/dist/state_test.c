@@ -1,14 +1,15 @@
 /*
- * state_test.c: how a training run begins, is saved and resumes, in worlds of several ranks and hosts. The
- * checkpoints are those of a single process, byte for byte, for any distribution of the state; a run
+ * state_test.c: how a training run starts, is saved and resumes, in worlds of several ranks and hosts.
+ *
+ * The checkpoints are those of a single process, byte for byte, for any distribution of the state; a run
  * resumes in a world of another shape; and when rank 0's disk fails, all ranks continue.
  *
- *   state_test              all tests
- *   state_test --rank MODE  is a rank of a world, started by the test
+ *     state_test                 all tests
+ *     state_test --rank MODE     is a rank of a world, started by the test
  *
- * Runs of one job stand side by side in one directory, since the job itself is part of a checkpoint. The
- * model has more numbers than go through rank 0's window at once, statistics (batch norm), an average of
- * the weights and small tensors beside the blocks.
+ * All runs are of one job and in one directory, because the job is part of a checkpoint. The model has more
+ * numbers than pass through rank 0's window at once, statistics (batch norm), an average of the weights, and
+ * small tensors besides the blocks.
  */
 #include "base/base.h"
 #include "dist/world.h"
@@ -44,7 +45,7 @@ static const char job_text[] =
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
-/* From the environment, which ranks have from the test. */
+/* From the environment, which the test sets for ranks. */
 static int number_of(const char *name)
 {
     const char *text = getenv(name);
@@ -135,7 +136,7 @@ static const char *checkpoint_path(int zero, int run, int step)
     return path[turn];
 }
 
-/* A checkpoint of run `run` is that of run 1, which a single process has made. */
+/* A checkpoint of run `run` equals that of run 1, which a single process has made. */
 static void check_same(int zero, int run, int step)
 {
     tdm_file_bytes one = {0}, other = {0};
@@ -157,13 +158,13 @@ static void in_world(const char *mode, const char *hosts, int zero)
     world_run(&(world){.what = mode, .hosts = hosts});
 }
 
-/* The world takes part only where there is a way between its hosts. */
+/* The world is tested only if a transport between its hosts is available. */
 static bool can_have(const char *hosts)
 {
     return strspn(hosts, "a") == strlen(hosts) || world_has("tcp");
 }
 
-/* With every rank holding a share of everything: all that can happen to a run. */
+/* With each rank holding a share of everything: all events of a run. */
 static void test_shared_out_state(void)
 {
     const char *three = can_have("aab") ? "aab" : "aaa";

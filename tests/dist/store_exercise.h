@@ -1,9 +1,9 @@
 /*
- * store_exercise.h: what a rank does with a store, whatever world it is in, held against plain copies.
+ * store_exercise.h: the operations of a rank on a store, in any world, compared with plain copies.
  *
- * All ranks know all numbers: value(block, version, element) is a function. So rank 0 writes blocks, every
- * rank updates its share as a step would, and all check what they see: their memory, what rank 0 reads
- * back, and what plans compute from fed parameters, bit for bit against a plan on a plain copy.
+ * All ranks know all numbers: value(block, version, element) is a function. So rank 0 writes blocks, every rank
+ * updates its share as a step would, and all check what they read: their memory, what rank 0 reads back, and
+ * what plans compute from prefetched parameters, bit for bit like a plan on a plain copy.
  */
 #ifndef TANDEM_TESTS_DIST_STORE_EXERCISE_H
 #define TANDEM_TESTS_DIST_STORE_EXERCISE_H
@@ -24,7 +24,7 @@ typedef struct net {
     tdm_graph *graph;
     tdm_plan *train, *eval, *plain; /* the last one is bound to the copy */
     void *arena;
-    float *grads[2]; /* of the fed run and of the plain one */
+    float *grads[2]; /* of the run with prefetched parameters and of the plain one */
 } net;
 
 typedef struct bench {
@@ -45,7 +45,7 @@ typedef struct bench {
     int version;
 } bench;
 
-/* True when all is well so far; says once what is not. */
+/* True if there was no failure so far; reports the first failure once. */
 static inline bool fine(const bench *b, tdm_status status, const tdm_error *err, const char *what)
 {
     CHECK_INT(status, TDM_OK);
@@ -65,7 +65,7 @@ static inline float value(int block, int version, size_t i)
 
 /* ---- a model --------------------------------------------------------------------------------- */
 
-/* A chain whose first weights are used again at its end, a statistic that nothing reads, and a buffer. */
+/* A chain whose first weights are used again at its end, a statistic that is not read, and a buffer. */
 static inline void net_build(tdm_graph *g, int64_t width, int layers, bool recompute)
 {
     tdm_init init = {.kind = TDM_INIT_NORMAL, .scale = 0.1};
@@ -171,7 +171,7 @@ static inline bool bench_open(bench *b, int64_t width, int layers, size_t bucket
 static inline bool bench_feeds(bench *b)
 {
     tdm_error err = {0};
-    tdm_plan *const train[] = {b->net.train, b->net.plain}; /* as if of another number of rows */
+    tdm_plan *const train[] = {b->net.train, b->net.plain}; /* as if for another number of rows */
     return fine(b, tdm_prefetch_create(b->store, TDM_BLOCK_PARAMS, train, 2, &b->feed, &err), &err,
                 "feed") &&
            fine(b,
@@ -204,7 +204,7 @@ static inline void fill_copy(bench *b, int block, int version)
 
 /* ---- what is checked ------------------------------------------------------------------------- */
 
-/* What this rank may touch of a block: all of it, or its share. */
+/* The part of a block that this rank may access: all of it, or its share. */
 static inline bool sees(bench *b, int block, int version)
 {
     const tdm__layout *l = tdm__params_layout(b->store);
@@ -223,7 +223,7 @@ static inline bool sees(bench *b, int block, int version)
            memcmp(data + behind, b->copy + behind, (b->elements - behind) * sizeof(*data)) == 0;
 }
 
-/* Rank 0 writes a block in pieces that fit to nothing, and reads it back in others. */
+/* Rank 0 writes a block in pieces with odd boundaries, and reads it back in other pieces. */
 static inline bool write_block(bench *b, int block, int version)
 {
     tdm_error err = {0};
@@ -292,12 +292,12 @@ static inline bool meet(bench *b)
     return !b->comm || fine(b, tdm_group_barrier(tdm_comm_world(b->comm), &err), &err, "barrier");
 }
 
-/* A step: every rank updates its share of all blocks, then parameters go where they are missing. */
+/* A step: every rank updates its share of all blocks, then the parameters are distributed. */
 static inline bool update(bench *b, bool overlap)
 {
     const tdm__layout *l = tdm__params_layout(b->store);
     tdm_error err = {0};
-    if (!meet(b)) return false; /* nobody reads the old ones any more */
+    if (!meet(b)) return false; /* the old ones are not read any more */
     b->version++;
     size_t *order = calloc(l->bucket_count + 1, sizeof(*order));
     if (!order) return false;
@@ -340,7 +340,7 @@ static inline bool find_bad(bench *b)
     return true;
 }
 
-/* Training of some steps, with lanes for some ranks only, and an evaluation. */
+/* Trains some steps, with lanes on some ranks only, and an evaluation. */
 static inline bool steps(bench *b)
 {
     tdm_error err = {0};
@@ -359,7 +359,7 @@ static inline bool steps(bench *b)
 static inline bool evaluate(bench *b)
 {
     tdm_error err = {0};
-    /* Both feeds have the same plan here: the one that was made last has bound it. */
+    /* Both prefetches have the same plan here: the one that was created last has bound it. */
     if (!run_and_compare(b, b->ema_feed, b->net.eval, TDM_BLOCK_EMA, b->version)) return false;
     tdm_prefetch_destroy(b->ema_feed);
     tdm_prefetch_destroy(b->eval_feed);
@@ -387,7 +387,7 @@ static inline bool exercise_open(bench *b)
     return meet(b) && find_bad(b);
 }
 
-/* Everything, in a world that is there already. */
+/* Everything, in a world that is already open. */
 static inline void exercise(tdm_comm *comm, int zero, const char *offload)
 {
     bench b = {.comm = comm, .zero = zero, .offload = offload};

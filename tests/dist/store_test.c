@@ -1,12 +1,12 @@
 /*
- * store_test.c: stores and feeds in real worlds and in simulated ones.
+ * store_test.c: parameter stores and prefetches in real worlds and in simulated ones.
  *
- *   store_test             all tests
- *   store_test --rank CASE is a rank of one, started by the test
+ *     store_test                 all tests
+ *     store_test --rank CASE     is a rank of one, started by the test
  *
- * A world is processes of this program, on one host or on several that are made up (TANDEM_HOST), whose
- * ranks talk by shared memory inside and by UCX between. Where there is no UCX, worlds of several hosts
- * are left to the simulator, in which every rank is a separate host.
+ * A world consists of processes of this program, on one host or on several simulated ones (TANDEM_HOST), whose
+ * ranks communicate through shared memory within a host and by UCX between hosts. Without UCX, worlds of
+ * several hosts are tested by the simulator only, in which every rank is a separate host.
  */
 #include "dist/world.h"
 #include "os/os.h"
@@ -20,7 +20,7 @@ enum { SLOW = 1 };
 enum { SLOW = 0 };
 #endif
 
-/* A model of HUGE_WIDTH fills 8 MiB a block, nearly: pages are counted, and they may be of 2 MiB. */
+/* A block of a model of HUGE_WIDTH takes almost 8 MiB: pages are counted, and they may be of 2 MiB. */
 enum { DEADLINE_S = 60, VICTIM = 1, HUGE_WIDTH = 646 };
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
@@ -44,8 +44,8 @@ static uint64_t sum_over_ranks(tdm_comm *comm, uint64_t mine)
     return (uint64_t)sum;
 }
 
-/* The bytes that this process has written, in equal parts with those who share them: without the pages of
- * files, whose parts change with whatever else runs on the machine. */
+/* The bytes that this process has written, divided equally among the processes that share them: without the
+ * pages of files, whose shares change with whatever else runs on the machine. */
 static uint64_t written_bytes(void)
 {
     uint64_t sum = 0;
@@ -68,13 +68,13 @@ static bool write_zeros(bench *b)
             const float *in = b->rank == 0 ? b->copy : NULL;
             if (!fine(b, tdm_params_write(b->store, block, at, count, in, &err), &err, "write"))
                 return false;
-            if (!meet(b)) return false; /* so that nothing piles up on its way */
+            if (!meet(b)) return false; /* so that messages do not accumulate */
         }
     return fine(b, tdm_params_settle(b->store, &err), &err, "settle");
 }
 
-/* All ranks together use the memory that their stores tell of. The first store pays for all that is
- * needed beside it, once; the second one is measured. */
+/* All ranks together use the memory that their stores report. The first store pays for everything that is
+ * needed once; the second one is measured. */
 static void rank_memory(tdm_comm *comm)
 {
     for (int zero = 0; zero <= 3; zero += 1 + (zero == 1)) {
@@ -82,7 +82,7 @@ static void rank_memory(tdm_comm *comm)
         bool well = bench_open(&b, HUGE_WIDTH, 5, 0) && write_zeros(&b) && meet(&b);
         tdm_params_destroy(b.store);
         b.store = NULL;
-        CHECK(meet(&b)); /* all have given it back */
+        CHECK(meet(&b)); /* all have released it */
         uint64_t before = sum_over_ranks(comm, written_bytes());
         well = well && bench_store(&b, 0) && write_zeros(&b);
         if (!well) return;
@@ -101,7 +101,7 @@ static void rank_memory(tdm_comm *comm)
     }
 }
 
-/* One rank dies in the middle of things; all others hear of it, and nobody waits. */
+/* One rank dies during the operations; all others get an error, and none waits. */
 static void rank_death(tdm_comm *comm)
 {
     bench b = {.comm = comm, .zero = atoi(getenv("STORE_ZERO"))};
@@ -125,7 +125,7 @@ static void rank_death(tdm_comm *comm)
 
 enum { LANES = 4 };
 
-/* A store that is alone with a segment, in a new epoch, and what it finds there. */
+/* A store that is alone with a segment, in a new epoch, and the state that it finds there. */
 static bool enter_alone(bench *b, tdm_shm *shm, int slot, uint32_t epoch, tdm_recovery *found)
 {
     tdm_error err = {0};
@@ -134,7 +134,7 @@ static bool enter_alone(bench *b, tdm_shm *shm, int slot, uint32_t epoch, tdm_re
            fine(b, tdm_params_recover(b->store, LANES, 0, found, &err), &err, "recover");
 }
 
-/* Its blocks become those after `step` steps. */
+/* Its blocks get the values after `step` steps. */
 static bool set_state(bench *b, int step)
 {
     tdm_error err = {0};
@@ -144,8 +144,8 @@ static bool set_state(bench *b, int step)
            fine(b, tdm_params_set(b->store, (uint64_t)step, &err), &err, "set");
 }
 
-/* Rank 1 comes back with an old state. While it gets the new one, rank 0 dies, and its memory with it. What
- * rank 1 has then is not a valid state: half of it is old and half is new. */
+/* Rank 1 returns with an old state. While it receives the new one, rank 0 dies, and its memory with it. What
+ * rank 1 then has is not a valid state: half of it is old and half is new. */
 static void rank_carry(tdm_comm *comm)
 {
     enum { OLD = 5, NEW = 10 };
@@ -165,7 +165,7 @@ static void rank_carry(tdm_comm *comm)
     CHECK_INT(tdm_status_group_of(status), TDM_STATUS_GROUP_PEER);
     bench_close(&b);
     if (enter_alone(&b, shm, 0, 3, &found) && found.found) {
-        CHECK_INT(found.step, OLD); /* nothing had come yet */
+        CHECK_INT(found.step, OLD); /* nothing had arrived yet */
         for (int block = 0; block < BLOCKS; block++) CHECK(sees(&b, block, OLD));
     }
     bench_close(&b);
@@ -211,7 +211,7 @@ static void test_offload(void)
     setenv("STORE_FOLDER", directory, 1);
     world_run(&(world){.what = "offload", .hosts = "aa", .deadline_s = DEADLINE_S});
     world_run(&(world){.what = "offload", .hosts = "aab", .deadline_s = DEADLINE_S});
-    CHECK_INT(rmdir(directory), 0); /* nothing stays behind */
+    CHECK_INT(rmdir(directory), 0); /* nothing is left behind */
 }
 
 static void test_memory(void)
@@ -236,7 +236,8 @@ static void test_host_lost_in_a_carry(void)
     world_run(&(world){.what = "carry", .hosts = "ab", .deadline_s = DEADLINE_S, .victim = 1});
 }
 
-/* A process that dies while it invalidates a state leaves no valid state, although the numbers were good before. */
+/* A process that dies while it invalidates a state leaves no valid state, although the numbers were valid
+ * before. */
 static void test_death_while_giving_up(void)
 {
     tdm_shm *shm = NULL;
@@ -281,8 +282,7 @@ static void test_death_while_telling(void)
     tdm_shm_close(shm);
 }
 
-/* What a rank of an earlier epoch remembers is nobody's past any more, and what was sent to it is not
- * written. */
+/* The snapshot of a rank of an earlier epoch is not used any more, and data sent to it is not written. */
 static void test_fenced(void)
 {
     tdm_shm *shm = NULL;

@@ -1,12 +1,12 @@
 /*
- * team_test.c: teams of real processes: the same bits for any number of ranks and hosts, any transport,
- * and any way to share out the state.
+ * team_test.c: teams of real processes: the same bits for any number of ranks and hosts, any transport, and any
+ * distribution of the state.
  *
  * Every rank trains the same small model twice: alone, and as a rank of the world. Then rank 0 compares
- * parameters, states and averages bit for bit, and every rank the losses. The shapes go through the
- * stages of ZeRO, the ways to place lanes (with a rank that is slowed down, so that lanes really move),
- * overlap on and off, buckets of one cell and of everything, optimisers with one, two and three passes,
- * and batches with fewer rows than lanes.
+ * parameters, states and averages bit for bit, and every rank the losses. The cases cover the stages of ZeRO,
+ * the kinds of placement (with a rank that is slowed down, so that lanes really move), overlap on and off,
+ * buckets of one cell and of everything, optimisers with one, two and three passes, and batches with fewer rows
+ * than lanes.
  */
 #include "dist/world.h"
 #include "nn/nn.h"
@@ -28,7 +28,8 @@ static int64_t batch_of(uint64_t step)
     return step % 3 == 2 ? LAST_BATCH : FULL_BATCH;
 }
 
-/* A block, wherever its numbers are, against the one of who trained alone: at rank 0. */
+/* At rank 0: compares a block, wherever its numbers are stored, with that of the process that trained alone.
+ * */
 static void check_block(const team_bench *b, int block, const float *expected)
 {
     if (!expected) return;
@@ -47,8 +48,8 @@ static void check_block(const team_bench *b, int block, const float *expected)
     free(found);
 }
 
-/* What the first node's ranks map for gradients, against what was predicted for them. Real buffers
- * consist of whole cells, of which the last one is not touched to its end. */
+/* Compares the memory that the first node's ranks map for gradients with the prediction. Real buffers consist
+ * of whole cells, and the end of the last one is not touched. */
 static void check_prediction(const team_bench *b)
 {
     tdm_comm *comm = b->shape.comm;
@@ -80,8 +81,9 @@ static void check_prediction(const team_bench *b)
     const size_t cell = TDM_OPTIM_PIECE_ELEMENTS, extent = tdm_graph_grad_extent(graph);
     size_t gap = (extent + cell - 1) / cell * cell - extent;
     double predicted = (double)memory.gradient_bytes + 4.0 * (double)gap * memory.gradient_buffers;
-    double spare = 4.0 * (double)cell * memory.node_ranks; /* shares are of whole cells */
-    int first = 0; /* ranks of the first node: the prediction is for one with the most */
+    double spare = 4.0 * (double)cell * memory.node_ranks; /* shares consist of whole cells */
+    /* number of ranks of the first node: the prediction is for a node with the most ranks */
+    int first = 0;
     for (int r = 0; r < tdm_comm_size(comm); r++) first += tdm_comm_node_of(comm, r) == 0;
     bool near = first != memory.node_ranks || fabs(bytes - predicted) <= spare;
     CHECK(near);
@@ -158,7 +160,7 @@ static void moves(tdm_comm *comm)
     CHECK(moved > 0);
 }
 
-/* Sums that are not canonical still train: nearly the same model. */
+/* Sums that are not canonical still train: the model is almost the same. */
 static void other_sums(tdm_comm *comm)
 {
     for (int reduce = TDM_JOB_REDUCE_RING; reduce <= TDM_JOB_REDUCE_CENTRAL; reduce++)
@@ -184,7 +186,7 @@ static void other_sums(tdm_comm *comm)
         }
 }
 
-/* A rank dies in the middle of things: the others hear of it from the step they are in. */
+/* A rank dies in the middle of a step: the others get an error in that step. */
 static void death(tdm_comm *comm)
 {
     int zero = atoi(getenv("TEAM_ZERO"));
@@ -236,7 +238,7 @@ static void by_messages_alone(void)
     world_run(&(world){.what = "same_bits", .hosts = "aaa", .transport = "ucx"});
 }
 
-/* Lanes move from a rank that is slow, and no bit changes. */
+/* Lanes move away from a rank that is slow, and no bit changes. */
 static void a_slow_rank(void)
 {
     setenv("TANDEM_TEST_SLOW", "1:20", 1);
@@ -260,7 +262,7 @@ static void a_rank_that_dies(void)
     }
 }
 
-/* The gradient buffers of a process on its own have no spare address space. */
+/* The gradient buffers of a single process have no spare address space. */
 static void a_single_process(void)
 {
     team_bench b;

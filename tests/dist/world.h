@@ -1,9 +1,9 @@
 /*
- * world.h: worlds of real processes for tests: a test starts itself once for each rank, with the rank's
- * place in its environment, and looks at how each of them ended.
+ * world.h: worlds of real processes for tests: a test starts itself once for each rank, with the rank's number
+ * in the environment, and checks how each of them ended.
  *
- * A host is a letter: ranks with the same one share memory, others talk by UCX; "aab" is a world of
- * three ranks on two hosts. The ranks die with the test, and none lives longer than its alarm.
+ * A host is a letter: ranks with the same one share memory, others communicate by UCX; "aab" is a world of
+ * three ranks on two hosts. The ranks die with the test, and an alarm limits the lifetime of each.
  */
 #ifndef TANDEM_TESTS_DIST_WORLD_H
 #define TANDEM_TESTS_DIST_WORLD_H
@@ -25,11 +25,11 @@
 enum { MAX_WORLD_RANKS = 16, WORLD_ALARM_S = 100 };
 
 typedef struct world {
-    const char *what;      /* the ranks' task, as --rank has it */
+    const char *what;      /* the task of the ranks, as for --rank */
     const char *hosts;     /* one letter for each rank */
-    const char *transport; /* NULL: by the hosts */
+    const char *transport; /* NULL: chosen by the hosts */
     int deadline_s;        /* of calls; 0: 60 */
-    int victim;            /* the rank that ends by SIGKILL, from 1; 0: none does */
+    int victim;            /* the rank that ends by SIGKILL, counted from 1; 0: none */
 } world;
 
 static inline pid_t world_start_rank(const world *w, int rank, int number)
@@ -56,7 +56,7 @@ static inline bool world_has(const char *transport)
     return false;
 }
 
-/* Starts all ranks and waits for them. All must end well, but for the victim. */
+/* Starts all ranks and waits for them. All must succeed, except the victim. */
 static inline void world_run(const world *w)
 {
     static int number;
@@ -79,7 +79,8 @@ static inline void world_run(const world *w)
     }
 }
 
-/* The life of a rank: joins the world, does its task, and says whether all checks held. */
+/* The main function of a rank: joins the world, executes its task, and reports whether all checks succeeded.
+ * */
 static inline int world_be_a_rank(void (*task)(tdm_comm *comm, const char *what), const char *what)
 {
     tdm_comm *comm = NULL;

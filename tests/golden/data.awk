@@ -1,4 +1,5 @@
-# data.awk: writes the data of the golden trainings: points.csv, images.csv, colours.csv, series.csv, text.txt.
+# data.awk: writes the data of the golden training runs: points.csv, images.csv, colours.csv, series.csv,
+# text.txt.
 #   awk -f data.awk        into the current directory
 # Integer arithmetic only, below 2^53, so that every awk on every machine writes the same bytes. The random
 # numbers are those of Park and Miller: x = 16807 x mod (2^31 - 1). golden.sh checks the files' SHA-256.
@@ -8,7 +9,7 @@ function draw(below) {
     return state % below
 }
 
-# COUNT lines of WIDTH whole numbers from 0 to 255 and a class: each class has its own places that are bright.
+# COUNT lines of WIDTH whole numbers from 0 to 255 and a class: each class has bright positions.
 function table(file, seed, count, width, classes,    n, i, class, line) {
     state = seed
     for (n = 0; n < count; n++) {

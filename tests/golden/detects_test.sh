@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# golden.sh notices another hash, another digit of a loss, a job without a line and another version, and says
-# which job, at which level, and what to do; and --update does not write changed bits under the same version.
+# golden.sh detects another hash, another digit of a loss, a job without a line and another version, and
+# reports which job, at which level, and what to do; and --update does not write changed bits under the same
+# version.
 # shellcheck source-path=SCRIPTDIR
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 . "$here/../cli/lib.sh"
@@ -10,7 +11,7 @@ cp hashes good
 golden() { assert_exit "$1" "$here/golden.sh" "${@:2}" mlp-momentum mlp-lion; }
 
 golden 0
-assert_contains "$out" "2 golden trainings"
+assert_contains "$out" "2 golden training runs"
 
 sed 's/^\(mlp-lion [0-9a-f]*\)[0-9a-f] /\1z /' good >hashes
 golden 1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The golden trainings: small jobs (jobs/) on data that awk writes (data.awk), whose results are committed
+# The golden training runs: small jobs (jobs/) on data that awk writes (data.awk), whose results are committed
 # (hashes): for each job the hash of the trained state and the loss on the test set, with all digits. The same
 # job must give the same bits on every CPU, at every instruction-set level, with any compiler, number of threads
 # and number of ranks.
@@ -45,7 +45,7 @@ setting="at level ${level:-of this CPU}, $threads thread(s), $ranks rank(s)${GOL
 
 # ---- levels --------------------------------------------------------------------------------------------
 
-# cpu_has LEVEL: by the flags of /proc/cpuinfo, without the binary's help.
+# cpu_has LEVEL: according to /proc/cpuinfo, without the program.
 cpu_has() {
     local flags wanted flag
     flags=" $(sed -n 's/^flags[^:]*: //p;T;q' /proc/cpuinfo) "
@@ -60,8 +60,8 @@ cpu_has() {
     done
 }
 
-# use_level LEVEL: exports what holds kernels to it, and checks that the binary obeys. Where a CPU has no fused
-# multiply-add, the C library uses other code as well: v2 takes that.
+# use_level LEVEL: exports the variables that limit kernels to it, and checks that the program uses it. On a
+# CPU without fused multiply-add the C library uses other code as well: v2 selects that.
 use_level() {
     cpu_has "$1" || skip "this CPU does not have x86-64-$1"
     export TANDEM_ISA=$1
@@ -76,9 +76,9 @@ result_of() {
     sed -n 's/.*"hash":"\([0-9a-f]*\)".*"test_loss":\([^,]*\),.*/\1 \2/p' <<<"$1"
 }
 
-# one_by_one COUNT ARGUMENTS...: as ranks of a fixed world that are started here, one by one; to be called in a
-# subshell. An emulated process cannot start others, unless the kernel knows what runs their binaries. The limit on
-# the size of files keeps the shared segment small: an emulator takes seconds to map a large one.
+# one_by_one COUNT ARGUMENTS...: as ranks of a fixed world that are started here, one by one; to be called in
+# a subshell. An emulated process cannot start others, unless the kernel is configured for their binaries. The
+# limit on the size of files keeps the shared segment small: an emulator takes seconds to map a large one.
 one_by_one() {
     local count=$1 rank code=0 others=()
     shift
@@ -100,7 +100,7 @@ train() {
     # A job has at most as many ranks as lanes.
     lanes=$(sed -n 's/^parallel: {lanes: \([0-9]*\).*/\1/p' "$1.yaml")
     [ "$count" -le "${lanes:?no parallel.lanes in $1.yaml}" ] || count=$lanes
-    # Without --min a session begins with fewer ranks when one is late.
+    # Without --min a session starts with fewer ranks if one is late.
     if [ "$count" -eq 1 ]; then
         words=(tandem "${words[@]}" -n 1)
     elif [ -z "${GOLDEN_RUNNER:-}" ]; then
@@ -114,7 +114,7 @@ train() {
     rm -rf runs
 }
 
-# compare NAME RESULT: with the committed one. Says what differs, and counts.
+# compare NAME RESULT: with the committed one. Reports differences, and counts.
 failures=0
 compare() {
     local want hash loss
@@ -134,19 +134,19 @@ compare() {
 finish() {
     if [ $failures -gt 0 ]; then
         cat <<TEXT
-$failures of ${#names[@]} golden trainings gave other bits $setting.
+$failures of ${#names[@]} golden training runs gave other bits $setting.
 If no change of bits is wanted, this is a defect: where other settings still agree with tests/golden/hashes, the
 difference between the settings is the place to look. If the change is wanted, raise TDM_NUMERICS_VERSION, run
 tests/golden/golden.sh --update, and say in CHANGELOG.md that checkpoints of both versions train differently.
 TEXT
         exit 1
     fi
-    printf '%d golden trainings, %s: all as committed\n' "${#names[@]}" "$setting"
+    printf '%d golden training runs, %s: all as committed\n' "${#names[@]}" "$setting"
 }
 
 # ---- two levels in one world ---------------------------------------------------------------------------
 
-# The ranks of `tandem run` get their levels by their numbers.
+# The ranks of `tandem run` get their levels according to their numbers.
 mixed() {
     local said name
     if cpu_has v4; then levels='v3 v4'; elif cpu_has v3; then levels='v2 v3'; else skip "this CPU has one level"; fi

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# golden_lib.sh: the data and jobs of the golden trainings in the current directory, and the binary; to be
-# sourced behind tests/cli/lib.sh.
+# golden_lib.sh: the data and jobs of the golden training runs in the current directory, and the program; to
+# be sourced after tests/cli/lib.sh.
 
 # tandem ARGUMENTS...: the binary, under GOLDEN_RUNNER where that is set.
 tandem() {
@@ -8,7 +8,7 @@ tandem() {
     timeout -k 5 600 ${GOLDEN_RUNNER:-} "$TANDEM" "$@"
 }
 
-# golden_begin: jobs and data; nothing of the environment decides how kernels compute.
+# golden_begin: jobs and data; removes variables of the environment that affect kernels.
 golden_begin() {
     unset TANDEM_ISA GLIBC_TUNABLES
     local golden

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Evaluation, prediction and generation give the same digits for any number of workers, threads and samples at a
-# time: models that were trained alike in different settings are asked alike in different settings.
+# Evaluation, prediction and generation give the same digits for any number of workers, threads and batch
+# size: models trained with different settings give the same answers with different settings.
 # shellcheck source-path=SCRIPTDIR
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 . "$here/../cli/lib.sh"
 . "$here/golden_lib.sh"
 golden_begin
 
-# answers RUN DATA BATCH: all that the model says, without names of files and runs.
+# answers RUN DATA BATCH: all results of the model, without names of files and runs.
 answers() {
     local run=$1 data=$2 batch=$3
     tandem eval "$run" --json --batch "$batch" | sed 's/"\(run\|checkpoint\|data\|model\)":"[^"]*",\{0,1\}//g'
@@ -31,7 +31,7 @@ same_digits() {
             fail "$job with $setting (workers, threads, samples at a time) ended with $?"
         loss=$(json_value test_loss <<<"$said")
         { printf 'test loss %s\n' "$loss"; answers "runs-$workers-$threads-$batch/$job-1" "$data" "$batch"; } >now.said
-        # The loss that training printed is the loss that eval prints.
+        # The loss that training printed equals that of eval.
         grep -qF "\"loss\":$loss," now.said ||
             fail "$job with $setting: training printed the test loss $loss, eval $(grep -oE '"loss":[^,]*' now.said | head -1)"
         [ -e first.said ] || cp now.said first.said

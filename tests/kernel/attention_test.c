@@ -1,7 +1,6 @@
 /*
- * attention_test.c: attention: gradients by differences, every kernel against ref on odd shapes,
- * dropout word by word, numbers at the extremes, memory that grows with T and not with its square,
- * and what the builder refuses.
+ * attention_test.c: attention: gradients by differences, every kernel against ref on odd shapes, dropout word
+ * by word, extreme numbers, memory that grows with T and not with its square, and errors of the builder.
  */
 #include "graph/graph.h"
 #include "kernel/double_eval_sequence.h"
@@ -42,7 +41,7 @@ static void gradients_by_differences(void)
 
 /* ---- kernels against ref --------------------------------------------------------------------- */
 
-/* Fills lengths so that every kind occurs: nothing, one, some, all. */
+/* Fills lengths so that every kind occurs: none, one, some, all. */
 static void fill_lengths(tdm_tensor *t, int64_t T)
 {
     for (int64_t b = 0; b < t->shape.dim[0]; b++) {
@@ -64,7 +63,7 @@ static kernel_bench forward_of(problem p)
     if (p.with_lengths) b.call.in[1] = (tdm_tensor){TDM_DTYPE_I32, tdm_shape_1(p.B), NULL};
     kernel_bench_open(&b);
     if (p.with_lengths) fill_lengths(&b.call.in[1], p.T);
-    float *qkv = b.call.in[0].data; /* scores of a few units: the weights differ much */
+    float *qkv = b.call.in[0].data; /* scores of a few units: the weights differ strongly */
     for (int64_t i = 0; i < p.B * p.T * 3 * C; i++) qkv[i] *= 2;
     return b;
 }
@@ -139,7 +138,7 @@ static void every_kernel_agrees_with_ref(void)
                                          .p = form & 4 ? 0.25f : 0});
 }
 
-/* Every length of the keys around the edges of blocks and vectors. */
+/* Every length of the keys near the boundaries of blocks and vectors. */
 static void every_length_agrees_with_ref(void)
 {
     enum { T = 70 };
@@ -189,7 +188,7 @@ static void threads_do_not_change_the_bits(void)
 
 /* ---- dropout --------------------------------------------------------------------------------- */
 
-/* Equal weights, and values that are the unit vectors: the result shows the mask itself. */
+/* Equal weights, and values that are unit vectors: the result is the mask itself. */
 static void dropout_is_drawn_by_place(void)
 {
     enum { T = 40, HEADS = 2, C = T * HEADS };
@@ -218,7 +217,7 @@ static void dropout_is_drawn_by_place(void)
     }
 }
 
-/* A row of the batch has the same result in whatever batch it comes. */
+/* A row has the same result in any batch. */
 static void rows_do_not_know_their_batch(void)
 {
     problem p = {.B = 3, .T = 21, .D = 8, .heads = 2, .causal = true, .p = 0.5f};
@@ -242,7 +241,7 @@ static void rows_do_not_know_their_batch(void)
 
 /* ---- the extremes ---------------------------------------------------------------------------- */
 
-/* Scores of thousands, rising and falling along the keys: a naive exp() would overflow or give 0/0. */
+/* Scores of thousands, increasing and decreasing along the keys: a naive exp() would overflow or give 0/0. */
 static void large_scores_stay_finite(void)
 {
     problem p = {.B = 2, .T = 150, .D = 16, .heads = 1, .causal = true};
@@ -264,7 +263,7 @@ static void large_scores_stay_finite(void)
     kernel_bench_close(&b);
 }
 
-/* NaN in a key shows in every query that sees it, and in no other. */
+/* NaN in a key appears in every query that uses it, and in no other. */
 static void nan_shows_where_it_is_seen(void)
 {
     enum { T = 80, D = 16, BAD = 50 };
@@ -309,7 +308,7 @@ static void scratch_grows_with_time_not_its_square(void)
     }
 }
 
-/* A whole step, forward and backward, in less than one matrix of weights of one head. */
+/* A whole step, forward and backward, needs less memory than one matrix of weights of one head. */
 static void a_plan_has_no_matrix_of_weights(void)
 {
     enum { T = 2048, C = 64 };

@@ -1,7 +1,6 @@
 /*
- * batch_norm_test.c: batch norm: gradients by differences, every kernel against `ref` on odd shapes,
- * statistics of a million rows, what the builder hands out for running statistics, and what it
- * refuses.
+ * batch_norm_test.c: batch norm: gradients by differences, every kernel against `ref` on odd shapes, statistics
+ * of a million rows, the values that the builder returns for running statistics, and errors of the builder.
  */
 #include "kernel/double_eval_image.h"
 #include "kernel/double_eval_more.h"
@@ -21,7 +20,7 @@ static tdm_value leaf(tdm_graph *g, const char *name, tdm_shape shape, bool trai
                  : tdm_graph_input(g, name, TDM_DTYPE_F32, shape);
 }
 
-/* A variance that is one: positive. */
+/* A variance near one: positive. */
 static tdm_value variance_of(tdm_graph *g, tdm_shape C)
 {
     return tdm_graph_sigmoid(g, leaf(g, "variance", C, false));
@@ -55,7 +54,7 @@ static void gradients_by_differences(void)
     compare_norm(tdm_shape_2(20, 3), false, 0, 7);
 }
 
-/* x goes into the norm and around it, and the norm's parameters are used twice. */
+/* x is an input of the norm and of a path around it, and the norm's parameters are used twice. */
 static void gradients_with_fan_out(void)
 {
     tdm_graph *g = tdm_graph_create();
@@ -97,7 +96,7 @@ static kernel_bench bench_of(tdm_op_kind op, int64_t rows, int64_t C, float offs
     if (params) b.call.out[1] = c;
     if (op == TDM_OP_BATCH_NORM) b.call.out[1] = stats;
     kernel_bench_open(&b);
-    /* Where the variances are, in the order of the ops, and where x is. */
+    /* The input indices of the variances, in the order of the ops, and of x. */
     static const int variance_in[] = {-1, 3, 2, 4, 2, 3, 3, -1};
     static const int x_in[] = {0, 1, 1, 0, -1, 1, 0, 0};
     if (variance_in[which] >= 0) {
@@ -110,7 +109,7 @@ static kernel_bench bench_of(tdm_op_kind op, int64_t rows, int64_t C, float offs
     return b;
 }
 
-/* Returns a hash of what the best level gave. */
+/* Returns a hash of the result of the best level. */
 static uint64_t compare_to_ref(tdm_op_kind op, int64_t rows, int64_t C, float offset, int threads)
 {
     kernel_bench b = bench_of(op, rows, C, offset), ref = bench_of(op, rows, C, offset);
@@ -138,8 +137,8 @@ static uint64_t compare_to_ref(tdm_op_kind op, int64_t rows, int64_t C, float of
     return hash;
 }
 
-/* Away from zero only with many rows: of a few, some have next to no variance, and then the rounding
- * of the mean itself shows. */
+/* Far from zero only with many rows: of a few rows, some have almost no variance, and then the rounding of
+ * the mean itself dominates. */
 static void every_kernel_agrees_with_ref(void)
 {
     for (int op = 0; op < NORM_OP_COUNT; op++)
@@ -158,8 +157,8 @@ static void threads_do_not_change_the_bits(void)
     }
 }
 
-/* A million rows, far from zero: mean and variance keep their digits. The second half of the rows
- * lies elsewhere, so that joining the blocks is put to the test. */
+/* A million rows, far from zero: mean and variance keep their digits. The second half of the rows has another
+ * mean, which tests the combination of blocks. */
 static void a_million_rows(void)
 {
     enum { ROWS = 1000003, C = 5 };
@@ -180,7 +179,7 @@ static void a_million_rows(void)
     }
 }
 
-/* Results over dy, and over x, are the same bits as results elsewhere. */
+/* Results that overwrite dy or x have the same bits as results in separate memory. */
 static void in_place_is_the_same(void)
 {
     static const struct {
@@ -213,7 +212,7 @@ static void in_place_is_the_same(void)
 
 /* ---- running statistics, and mistakes ------------------------------------------------------------ */
 
-/* PyTorch's: the biased variance normalises, the unbiased one goes to the running statistics. */
+/* As in PyTorch: the biased variance normalises, the unbiased one updates the running statistics. */
 static void what_was_observed(void)
 {
     enum { ROWS = 6, C = 2 };
@@ -310,7 +309,7 @@ static void mistakes_are_named(void)
     }
 }
 
-/* A gradient that would be wrong is refused instead. */
+/* A gradient that would be wrong is an error instead. */
 static void losses_of_statistics_are_refused(void)
 {
     tdm_error err = {0};

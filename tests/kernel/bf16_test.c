@@ -1,12 +1,12 @@
 /*
- * bf16_test.c: numbers of 16 bits, from the rounding up to the gradients of a graph.
+ * bf16_test.c: 16-bit numbers, from the rounding to the gradients of a graph.
  *
- * Rounding is compared with its definition, bit by bit. Products and convolutions of bf16, by every
- * backend that has them, are compared with sums in double precision of the very same inputs, so what is
- * allowed is the rounding of sums in f32 and nothing else. Products of the backend `bf16` are compared
- * bit by bit: every unit that this CPU has, AMX tiles and the vector code of every level, with the
- * order of operations that bf16.h defines, for ordinary numbers and for the extremes. A graph in bf16
- * is compared with the same graph in f32: its numbers, what it keeps, and how many times it rounds.
+ * Rounding is compared with its definition, bit by bit. Products and convolutions of bf16, by every backend
+ * that has them, are compared with sums in double precision of the same inputs, so only the rounding of sums in
+ * f32 is allowed. Products of the backend `bf16` are compared bit by bit: every unit that this CPU has, AMX
+ * tiles and the vector code of every level, with the order of operations that bf16.h defines, for ordinary and
+ * for extreme numbers. A graph in bf16 is compared with the same graph in f32: its numbers, the values that it
+ * keeps, and the number of roundings.
  */
 #include "graph/graph.h"
 #include "graph_bench.h"
@@ -15,7 +15,7 @@
 
 #include <math.h>
 
-/* Of all shapes, every n-th. */
+/* Every n-th of all shapes. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { SHAPE_STEP = 53, IS_SLOW = 1 };
 #else
@@ -36,7 +36,7 @@ static double bf16_value(uint16_t bits)
 
 /* ---- rounding -------------------------------------------------------------------------------- */
 
-/* Of the two neighbours of x the nearer one, by their distances; of two as near the even one. */
+/* The nearer one of the two neighbours of x; of two equally near ones the even one. */
 static uint16_t rounded_by_definition(uint32_t x)
 {
     uint32_t magnitude = x & 0x7fffffffu;
@@ -45,7 +45,7 @@ static uint16_t rounded_by_definition(uint32_t x)
     if (magnitude == 0x7f800000u) return (uint16_t)(x >> 16);
     if (magnitude < 0x00800000u) return sign;
     double value = (double)float_of(magnitude), below = value - bf16_value(low);
-    /* What comes after the largest is infinite, and as far as the next number would be. */
+    /* The number after the largest one is infinite, at the distance of the next number. */
     double next = low == 0x7f7f ? 0x1p128 : bf16_value((uint16_t)(low + 1));
     bool up = below > next - value || (below == next - value && (low & 1));
     return (uint16_t)(sign | (low + (up ? 1 : 0)));
@@ -90,7 +90,7 @@ static void rounding_is_to_the_nearest(void)
     kernel_bench_close(&b);
 }
 
-/* Rows of any length, from any place on: the same bits. */
+/* Rows of any length, from any offset: the same bits. */
 static void rounding_knows_no_places(void)
 {
     const tdm_kernel_backend_ops *cpu;
@@ -145,7 +145,7 @@ static const tdm_kernel_backend_ops *products_by(size_t index)
     return NULL;
 }
 
-/* As kernel_bench_run, for a kernel with a state of its backend; false when it refuses. */
+/* As kernel_bench_run, for a kernel with a state of its backend; false if it does not support the call. */
 static bool run_kernel(const tdm_kernel *kernel, void *backend, kernel_bench *b)
 {
     int before = tdm_kernel_threads_set(b->threads > 0 ? b->threads : 1);
@@ -167,7 +167,7 @@ static bool run_kernel(const tdm_kernel *kernel, void *backend, kernel_bench *b)
     return status == TDM_OK;
 }
 
-/* By a backend that may have to be opened. */
+/* By a backend that may need to be opened. */
 static bool run_by(const tdm_kernel_backend_ops *ops, kernel_bench *b)
 {
     const tdm_kernel *kernel = tdm_kernel_find(ops, b->op, TDM_DTYPE_F32);
@@ -216,7 +216,7 @@ static kernel_bench bench_of(const product *p)
     return k;
 }
 
-/* How far every n-th number of the result is off at worst, in roundings of the sum of all
+/* The maximum error of every n-th number of the result, in units of one rounding of the sum of all
  * magnitudes. */
 static double worst_of(const product *p, const kernel_bench *k, int64_t every)
 {
@@ -244,7 +244,7 @@ static double worst_of(const product *p, const kernel_bench *k, int64_t every)
 static const int64_t sizes[] = {1, 2, 15, 16, 17, 31, 32, 33, 48, 65, 100};
 enum { SIZE_COUNT = sizeof(sizes) / sizeof(sizes[0]) };
 
-/* Every number of threads gives the same bits; the sums are right. */
+/* Every number of threads gives the same bits, and the sums are correct. */
 static void check_product(const tdm_kernel_backend_ops *ops, const product *p, int *taken)
 {
     kernel_bench k = bench_of(p);
@@ -286,7 +286,7 @@ static void products_are_sums_of_products(void)
     }
 }
 
-/* Large enough to be cut, for threads and for the cache: the same bits however many there are. */
+/* Large enough to be divided, for threads and for the cache: the same bits for any number of threads. */
 static void large_products_are_right_on_all_threads(void)
 {
     static const product large[] = {
@@ -312,7 +312,7 @@ static void large_products_are_right_on_all_threads(void)
         }
 }
 
-/* NaN and infinities come out as arithmetic has it. */
+/* NaN and infinities follow the rules of arithmetic. */
 static void bad_numbers_pass(void)
 {
     const tdm_kernel_backend_ops *ops;
@@ -383,7 +383,7 @@ static kernel_bench conv_bench(const conv_case *c, tdm_op_kind op)
     return k;
 }
 
-/* ref sums up in double precision: it is the reference. Winograd's algorithm loses a digit. */
+/* ref adds in double precision: it is the reference. Winograd's algorithm loses a digit. */
 static void convolutions_agree_with_ref(void)
 {
     const tdm_kernel_backend_ops *ops;
@@ -428,8 +428,8 @@ static float flushed(float x)
     return (bits_of(x) & 0x7f800000u) == 0 ? float_of(bits_of(x) & 0x80000000u) : x;
 }
 
-/* a b + c in one rounding to 24 bits, then flushed. Near the end of the range libm's fused multiply-add
- * would round to fewer bits: there it works on numbers 2^64 times as large. */
+/* a b + c with one rounding to 24 bits, then flushed. Near the end of the range libm's fused multiply-add
+ * would round to fewer bits: there it computes with numbers 2^64 times as large. */
 static float defined_fma(float a, float b, float c)
 {
     float result = fmaf(a, b, c);
@@ -499,7 +499,7 @@ static void fill_numbers(tdm_tensor *t, uint32_t what, numbers kind)
         ((uint16_t *)t->data)[i] = number_of(&rng, kind);
 }
 
-/* How many numbers have other bits; one NaN is as good as another. */
+/* The number of elements with other bits; all NaNs are equal. */
 static int64_t count_differences(const float *a, const float *b, int64_t count)
 {
     int64_t different = 0;
@@ -552,12 +552,12 @@ static void units_follow_the_definition(void)
                          .with_bias = form % 3 == 0};
             check_units(&p, (numbers)kind);
         }
-    /* A number that reaches exactly 2^-126, and a product far below that is taken from it. */
+    /* A number that is exactly 2^-126, from which a much smaller product is subtracted. */
     check_units(&(product){.M = 64, .N = 64, .K = 32}, EDGE);
     check_units(&(product){.M = 64, .N = 64, .K = 4, .trans_b = true}, EDGE);
 }
 
-/* Recorded bits: on any CPU, by any compiler, the same. NaN counts as one number. */
+/* Recorded bits: the same on any CPU, with any compiler. All NaNs are equal. */
 static uint64_t hash_of_numbers(const tdm__bf16_unit *unit, numbers kind)
 {
     uint64_t hash = 0xcbf29ce484222325u;
@@ -595,7 +595,7 @@ static void products_have_the_recorded_bits(void)
         }
 }
 
-/* The bits of a call, by a unit on some threads. */
+/* The bits of a call, by one unit on some number of threads. */
 static uint64_t hash_of_unit(const tdm__bf16_unit *unit, kernel_bench *k, int threads)
 {
     k->threads = threads;
@@ -640,7 +640,7 @@ static void units_agree(void)
         }
 }
 
-/* Numbers below the normal range count as zero whatever mode the caller is in. */
+/* Numbers below the normal range count as zero in any mode of the caller. */
 static void units_flush_in_every_mode(void)
 {
     product p = {.M = 33, .N = 40, .K = 70, .with_bias = true};
@@ -660,7 +660,7 @@ static void units_flush_in_every_mode(void)
 
 enum { B = 24, C = 40, LAYERS = 3, CLASSES = 7 };
 
-/* Layers as in a transformer's perceptron: each keeps nothing of its input but what products need. */
+/* Layers as in a transformer's perceptron: each keeps only what products need of its input. */
 static tdm_graph *perceptron(tdm_dtype precision, tdm_recompute recompute)
 {
     tdm_graph *graph = tdm_graph_create();
@@ -692,7 +692,7 @@ static tdm_graph *perceptron(tdm_dtype precision, tdm_recompute recompute)
     return graph;
 }
 
-/* Runs it once; the gradients go into `grads`. Returns the loss. */
+/* Runs it once and copies the gradients to `grads`. Returns the loss. */
 static float run_graph(tdm_graph *graph, const char *backend, float *grads)
 {
     bench b;
@@ -732,7 +732,7 @@ static double distance(const float *a, const float *b, size_t count)
 static void each_value_is_rounded_once(void)
 {
     tdm_graph *graph = perceptron(TDM_DTYPE_BF16, TDM_RECOMPUTE_NONE);
-    CHECK_INT(count_ops(graph, "cast", false), 3 * LAYERS + 2); /* y, u, v; x and last */
+    CHECK_INT(count_ops(graph, "cast", false), 3 * LAYERS + 2); /* y, u, v; x and the last one */
     CHECK_INT(count_ops(graph, "cast", true), 2 * LAYERS + 1);  /* one for each product's dy */
     CHECK_INT(count_ops(graph, "matmul", true), 2 * (2 * LAYERS + 1));
     tdm_graph_destroy(graph);
@@ -806,7 +806,7 @@ static tdm_plan *chain(tdm_dtype precision, int layers, tdm_graph **out)
     return plan;
 }
 
-/* How many bytes more the arena has for each layer more. */
+/* The additional bytes of the arena for each additional layer. */
 static size_t bytes_of_a_layer(tdm_dtype precision)
 {
     size_t bytes[2];
@@ -820,7 +820,7 @@ static size_t bytes_of_a_layer(tdm_dtype precision)
     return (bytes[1] - bytes[0]) / 2;
 }
 
-/* A result of f32 is gone once it is rounded, when nobody else needs it. */
+/* An f32 result is not kept after it was rounded, if it has no other use. */
 static void rounded_inputs_are_kept_in_place_of_their_originals(void)
 {
     size_t value = (size_t)ROWS * WIDTH * sizeof(float), weight = WIDTH * WIDTH * 2;
@@ -828,8 +828,8 @@ static void rounded_inputs_are_kept_in_place_of_their_originals(void)
     CHECK_INT(bytes_of_a_layer(TDM_DTYPE_BF16), value / 2 + weight);
 }
 
-/* A hidden layer's result is kept once, in bf16: its ReLU's gradient goes by that. Rounding weights
- * again in the backward pass keeps the bits, and nothing of them in between. */
+/* The result of a hidden layer is kept once, in bf16: the gradient of its ReLU uses that. Rounding weights
+ * again in the backward pass keeps the bits, and keeps no rounded weights in between. */
 static void what_is_kept_can_be_less(void)
 {
     tdm_graph *plain = tdm_graph_create(), *again = tdm_graph_create();
@@ -854,9 +854,9 @@ static void what_is_kept_can_be_less(void)
         for (size_t n = 0; n < graph->node_count; n++)
             by_bf16 += graph->nodes[n].op == TDM_OP_RELU_GRAD &&
                        graph->values[graph->nodes[n].in[1]].dtype == TDM_DTYPE_BF16;
-        CHECK_INT(by_bf16, LAYERS - 1); /* nobody has the last one in bf16 */
+        CHECK_INT(by_bf16, LAYERS - 1); /* the last one has no bf16 copy */
     }
-    /* d_x of all layers but the first takes the weights; x needs no gradient. */
+    /* d_x of all layers but the first reads the weights; x needs no gradient. */
     CHECK_INT(count_ops(again, "cast", true), count_ops(plain, "cast", true) + LAYERS - 1);
     size_t count = tdm_graph_grad_extent(plain);
     for (int by_ref = 0; by_ref < 2; by_ref++) {
@@ -871,7 +871,7 @@ static void what_is_kept_can_be_less(void)
     tdm_graph_destroy(again);
 }
 
-/* By y in bf16 as by y. */
+/* From y in bf16 as from y. */
 static void relu_goes_by_signs(void)
 {
     for (int64_t count = 1; count < 70; count += 3) {
@@ -892,7 +892,7 @@ static void relu_goes_by_signs(void)
     }
 }
 
-/* Weights are read by their roundings alone, and their gradients are complete where they are made. */
+/* Weights are read only by their roundings, and their gradients are complete when they are computed. */
 static void plans_tell_who_reads_weights(void)
 {
     tdm_graph *graph;

@@ -1,11 +1,10 @@
 /*
- * conv_test.c: convolutions: `ref` against a naive one in double precision, oneDNN and our
- * own products against `ref`,
- * gradients by differences, and what the builder refuses.
+ * conv_test.c: convolutions: `ref` against a naive one in double precision, oneDNN and Tandem's products
+ * against `ref`, gradients by differences, and errors of the builder.
  *
- * The error allowed for one number is a few units in the last place of the sum of the absolute
- * products, times the square root of their number: what rounding in any order explains. Kernels run
- * by kernel_bench.h: between guards, twice, over scratch full of nonsense.
+ * The allowed error of one number is a few units in the last place of the sum of the absolute products, times
+ * the square root of their number: the rounding errors of any order. Kernels are run by kernel_bench.h: between
+ * guards, twice, with scratch full of garbage.
  */
 #include "kernel/double_eval_image.h"
 #include "kernel/double_eval_more.h"
@@ -31,14 +30,14 @@ static const conv_case typical[] = {
     {2, 9, 9, 32, 32, 3, 3, {1, 1}, {1, 1}, {1, 1}, 4},
     {3, 1, 40, 16, 24, 1, 5, {1, 1}, {0, 2}, {1, 1}, 1}, /* a sequence */
     {3, 1, 40, 16, 24, 1, 3, {1, 1}, {0, 4}, {1, 4}, 1},
-    {1, 5, 5, 3, 4, 3, 3, {1, 1}, {4, 4}, {1, 1}, 1},    /* windows that see only padding */
-    {4, 48, 48, 3, 32, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1}, /* cut into pieces for its ReLU */
+    {1, 5, 5, 3, 4, 3, 3, {1, 1}, {4, 4}, {1, 1}, 1},    /* windows that contain only padding */
+    {4, 48, 48, 3, 32, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1}, /* divided into pieces for its ReLU */
     {6, 24, 24, 2, 40, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1},
-    /* Phases of grad_x that need more scratch than the whole by a careless estimate. */
+    /* Phases of grad_x that need more scratch than the whole according to a careless estimate. */
     {8, 32, 32, 64, 96, 3, 3, {2, 2}, {1, 1}, {1, 1}, 1},
     {1, 23, 23, 16, 384, 1, 1, {2, 2}, {0, 0}, {1, 1}, 1},
     {1, 1, 289, 16, 384, 1, 3, {1, 2}, {0, 1}, {1, 1}, 1},
-    {2, 1, 4, 8, 16, 1, 3, {1, 12}, {0, 4}, {1, 1}, 1}, /* more padding than windows reach */
+    {2, 1, 4, 8, 16, 1, 3, {1, 12}, {0, 4}, {1, 1}, 1}, /* more padding than windows cover */
 };
 enum { TYPICAL_COUNT = sizeof(typical) / sizeof(typical[0]), RANDOM_COUNT = 120 };
 
@@ -47,7 +46,7 @@ static int64_t pick(tdm_rng *rng, int64_t min, int64_t max)
     return min + (int64_t)tdm_rng_below(rng, (uint64_t)(max - min + 1));
 }
 
-/* The typical ones first, then odd ones; the same for the same index. */
+/* The typical ones first, then odd ones; a function of the index. */
 static conv_case case_at(int index)
 {
     if (index < TYPICAL_COUNT) return typical[index];
@@ -176,7 +175,7 @@ static const tdm_kernel_backend_ops *backend_called(const char *name)
     return NULL;
 }
 
-/* As kernel_bench_run, with a backend that must be opened; false when it passes. */
+/* As kernel_bench_run, with a backend that must be opened; false if it does not support the call. */
 static bool run_by(const char *name, kernel_bench *b)
 {
     const tdm_kernel_backend_ops *ops = backend_called(name);
@@ -205,7 +204,7 @@ static bool run_by(const char *name, kernel_bench *b)
 
 static const tdm_op_kind ops_of_conv[] = {TDM_OP_CONV, TDM_OP_CONV_GRAD_X, TDM_OP_CONV_GRAD_W};
 
-/* How many products one number of the result is the sum of, at most. */
+/* The maximum number of products that are added to one number of the result. */
 static double terms_of(tdm_op_kind op, const conv_case *c, const kernel_bench *b)
 {
     if (op == TDM_OP_CONV) return (double)(c->KH * c->KW * c->C / c->groups + 1);
@@ -214,7 +213,7 @@ static double terms_of(tdm_op_kind op, const conv_case *c, const kernel_bench *b
     return (double)(y[0] * y[1] * y[2]);
 }
 
-/* ref against naive, and a backend against ref. Returns whether the backend took it. */
+/* ref against naive, and a backend against ref. Returns whether the backend supported the call. */
 static bool compare_conv(const char *name, int index, tdm_op_kind op, int form, int threads)
 {
     conv_case c = case_at(index);
@@ -266,7 +265,7 @@ static void kernels_agree_on_two_threads(void)
         }
 }
 
-/* Sizes that fill the tiles and that do not, pieces and what is left of them, paddings that differ. */
+/* Sizes that fill the tiles and sizes that do not, pieces and remainders, different paddings. */
 static const conv_case tiled[] = {
     {1, 4, 4, 16, 16, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1},
     {2, 9, 7, 16, 32, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1},
@@ -285,13 +284,13 @@ static void compare_tiled(tdm_op_kind op, const conv_case *c, int form, int thre
     b.threads = threads;
     bool taken = run_by("winograd", &b);
     CHECK(taken);
-    /* The transforms add up to sixteen numbers of a tile before the products, and nine behind them; with
-     * tiles of 4 x 4 factors of up to 64 come on top. */
+    /* The transforms add up to sixteen numbers of a tile before the products, and nine after them; tiles of 4
+     * x 4 also have factors of up to 64. */
     double factor = op == TDM_OP_CONV ? 16 : 64 * 64;
     if (taken) compare_to(&b, expected, factor * terms_of(op, c, &b), form, "winograd");
     free(expected);
     if (taken && (form & 2) &&
-        op == TDM_OP_CONV) { /* NaN stays: it is in every result that saw it */
+        op == TDM_OP_CONV) { /* NaN is kept: it is in every result that depends on it */
         float *x = b.call.in[0].data, *y = b.call.out[0].data;
         x[0] = NAN;
         run_by("winograd", &b);
@@ -311,7 +310,7 @@ static void winograd_agrees(void)
         for (int op = 1; op < 3; op++)
             for (int threads = 1; threads <= 3; threads++)
                 compare_tiled(ops_of_conv[op], &tiled[i], 0, threads);
-    /* What it is not for: strides, other windows, groups, few channels, small images. */
+    /* Unsupported calls: strides, other windows, groups, few channels, small images. */
     conv_case others[] = {tiled[1], tiled[1], tiled[1], tiled[1], tiled[1]};
     others[0].stride[1] = 2;
     others[1].KW = 1;
@@ -325,7 +324,7 @@ static void winograd_agrees(void)
     }
 }
 
-/* What is not a number must show: a model that diverges must not look like one that is dead. */
+/* NaN must be kept: a model that diverges must not look like one whose units are dead. */
 static void relu_lets_nan_through(void)
 {
     for (int index = 0; index < TYPICAL_COUNT; index++) {
@@ -355,7 +354,7 @@ static void an_empty_batch_is_passed_on(void)
         if (backend_called("onednn")) CHECK(!run_by("onednn", &b));
         kernel_bench_run(&b, kernel_bench_ref());
         for (int64_t i = 0; i < tdm_tensor_elements(&b.call.out[0]); i++)
-            CHECK(((float *)b.call.out[0].data)[i] == 0); /* of the weights: nothing was seen */
+            CHECK(((float *)b.call.out[0].data)[i] == 0); /* of the weights: no pixel was read */
         kernel_bench_close(&b);
     }
 }
@@ -422,7 +421,7 @@ static void sequences_by_differences(void)
 
 /* ---- the builder ----------------------------------------------------------------------------- */
 
-/* Which activations are fused, and what a convolution costs. */
+/* Which activations are fused, and the cost of a convolution. */
 static void what_is_built(void)
 {
     for (int a = TDM_ACTIVATION_NONE; a <= TDM_ACTIVATION_SIGMOID; a++) {

@@ -3,7 +3,7 @@
  */
 #include "kernel/double_eval_image.h"
 
-/* Which output's window has its place k at i, or -1. */
+/* The output whose window has its position k at i, or -1. */
 static int64_t image_output(const tdm_op_attrs *a, int axis, int64_t i, int64_t k, int64_t count)
 {
     for (int64_t o = 0; o < count; o++)
@@ -13,7 +13,8 @@ static int64_t image_output(const tdm_op_attrs *a, int axis, int64_t i, int64_t 
     return -1;
 }
 
-/* All channels of one place of the image, one place of the window, and the output they make. */
+/* All channels of one position of the image, one position of the window, and the output to which they
+ * contribute. */
 static void image_conv_channels(const image_conv *v, int64_t x_at, int64_t w_at, int64_t y_at)
 {
     int64_t per_in = v->w.dim[3], per_out = v->w.dim[0] / v->attrs->window.groups;

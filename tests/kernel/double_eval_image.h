@@ -1,8 +1,10 @@
 /*
- * double_eval_image.h: convolutions, pools and batch norm in double precision, for double_eval.h and
- * for comparing kernels. Written from the definitions and the other way round from `ref`: a
- * convolution visits all triples of a number of x, one of w and one of y that belong together, and
- * a pool looks at every place of the image and checks whether it is in the window.
+ * double_eval_image.h: convolutions, pools and batch norm in double precision, for double_eval.h and for
+ * comparing kernels.
+ *
+ * Written from the definitions, with loops in another order than in `ref`: a convolution visits all triples of
+ * a number of x, one of w and one of y that belong together, and a pool checks for every position of the image
+ * whether it is in the window.
  */
 #ifndef TANDEM_TESTS_KERNEL_DOUBLE_EVAL_IMAGE_H
 #define TANDEM_TESTS_KERNEL_DOUBLE_EVAL_IMAGE_H
@@ -13,7 +15,7 @@ typedef struct image_conv {
     const tdm_op_attrs *attrs;
     tdm_shape x, w, y;
     double *values[3]; /* of x, w and y */
-    int target;        /* which of them collects the products of the other two */
+    int target;        /* the one that accumulates the products of the other two */
 } image_conv;
 
 /* Adds to the target. */
@@ -21,7 +23,7 @@ void image_conv_visit(const image_conv *v);
 
 /* ---- pools ----------------------------------------------------------------------------------- */
 
-/* Output (b, oh, ow) of channel c. *gap: how far the largest is above the next. */
+/* Output (b, oh, ow) of channel c. *gap: the difference between the largest and the second largest number. */
 double image_pool(const tdm_op_attrs *a, const double *x, const tdm_shape *s, const int64_t at[4],
                   bool largest, double *gap);
 

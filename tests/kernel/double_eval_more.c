@@ -3,7 +3,7 @@
  */
 #include "kernel/double_eval_more.h"
 
-/* From the place of a number to its indices, and back. */
+/* From the offset of a number to its indices, and back. */
 static void more_indices(const tdm_shape *shape, int64_t at, int64_t index[TDM_MAX_DIMS])
 {
     for (int i = shape->rank - 1; i >= 0; i--) {

@@ -20,7 +20,7 @@ static void sequence_norm(const double_eval *e, const tdm__node *node)
     }
 }
 
-/* What the weight of (head, query, key) in row b is multiplied by. */
+/* The factor of the weight of (head, query, key) in row b. */
 static double sequence_kept(const double_eval *e, const tdm__node *node, int64_t T,
                             const int64_t at[4])
 {

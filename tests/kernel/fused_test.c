@@ -1,8 +1,8 @@
 /*
- * fused_test.c: products and convolutions that apply an activation to their own result: fast against
- * `ref` across the borders of the pieces that large results are cut into, against the activation as
- * a separate op, on one thread and on two; their gradients by central differences; and when a plan
- * lets a product take over the activation behind it.
+ * fused_test.c: products and convolutions that apply an activation to their own result: fast against `ref`
+ * across the boundaries of the pieces of large results, against the activation as a separate op, on one thread
+ * and on two; their gradients by central differences; and when a plan fuses a product with the activation after
+ * it.
  */
 #include "kernel/double_eval_more.h"
 #include "kernel/gradient_bench.h"
@@ -22,8 +22,8 @@ typedef struct product {
     int64_t count, M, N, K; /* count 0: plain matrices */
 } product;
 
-/* Of plain matrices, those of 1,000 and 5,000 rows make more than 512 KB and come in pieces; but not
- * where b alone is larger than a piece. Of batches, the last two come in pieces. */
+/* Of plain matrices, those of 1,000 and 5,000 rows have more than 512 KB and are divided into pieces, unless
+ * b alone is larger than a piece. Of batches, the last two are divided. */
 static const product shapes[] = {{0, 1, 140, 31},   {0, 3, 140, 31},  {0, 17, 140, 31},
                                  {0, 1000, 140, 9}, {0, 5000, 70, 9}, {0, 270, 500, 270},
                                  {5, 7, 9, 3},      {70, 100, 65, 3}, {3, 500, 300, 5}};
@@ -76,7 +76,7 @@ static float *copy_of_result(const kernel_bench *b)
     return copy;
 }
 
-/* The result again, by a plain product and the vector kernel of the activation. */
+/* The same result by a plain product and the vector kernel of the activation. */
 static void run_apart(kernel_bench *b)
 {
     int activation = b->call.attrs.activation;
@@ -95,7 +95,7 @@ static void compare_fused(const product *p, int form, int activation, int thread
     run_fast(&b);
     float *fast = copy_of_result(&b);
     run_apart(&b);
-    /* One product, or pieces of one: whole rows either way, but oneDNN may sum K in other blocks. */
+    /* One product, or pieces of one: whole rows either way, but oneDNN may divide K into other blocks. */
     double allowed = 2e-6 * sqrt((double)p->K);
     CHECK(kernel_bench_apart(fast, b.call.out[0].data, count) <= allowed);
     bool small = count * 4 <= 512 << 10;
@@ -127,7 +127,7 @@ static void fused_products_on_two_threads(void)
             compare_fused(&shapes[s], form, FIRST + (s + form) % LAST, 2);
 }
 
-/* NaN in one row and one column of b spoils that row and that column, whatever piece they are in. */
+/* NaN in one row and one column of b affects that row and that column, in any piece. */
 static void nan_stays_nan(void)
 {
     for (int s = 0; s < SHAPE_COUNT; s++)
@@ -162,7 +162,7 @@ static void gradients_of_fused_products(void)
             tdm_matmul_options o = {.trans_a = ta, .trans_b = tb, .activation = (tdm_activation)a};
             if (form & 4) o.bias = tdm_graph_param(g, "bias", tdm_shape_1(N), unused_init);
             tdm_value y = tdm_graph_matmul(g, x, w, &o);
-            /* y is used again behind it, so that what the gradient reads must survive. */
+            /* y is used again later, so that the value that the gradient reads must be kept. */
             compare_with(g,
                          tdm_graph_add(g, weighted_sum(g, "w1", y),
                                        weighted_sum(g, "w2", tdm_graph_tanh(g, y))),
@@ -203,8 +203,8 @@ static void one_node_where_the_slope_is_in_the_result(void)
     }
 }
 
-/* Two products each followed by an activation as a separate op. `seen`: bit 0, what goes into the
- * first activation is an output too; bit 1, something else reads it. */
+/* Two products each followed by an activation as a separate op. `seen`: bit 0, the input of the first
+ * activation is an output as well; bit 1, another op reads it. */
 static tdm_graph *two_layers(int activation, int seen)
 {
     tdm_error err;
@@ -250,7 +250,7 @@ static int run_plan(const tdm_graph *g, const char *backend, bool forward_only, 
     return fused;
 }
 
-/* Only where there are no gradients and nobody else looks; and it changes no bit. */
+/* Only if there are no gradients and the value has no other reader; and it changes no bit. */
 static void forward_plans_take_activations_over(void)
 {
     static const int expected[] = {2, 1, 1, 1};

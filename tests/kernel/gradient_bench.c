@@ -17,7 +17,7 @@ tdm_value weighted_sum(tdm_graph *g, const char *weights_name, tdm_value x)
     return tdm_graph_reshape(g, tdm_graph_matmul(g, row, weights, NULL), tdm_shape_0());
 }
 
-/* Copies what the plan is about to read. */
+/* Copies the inputs of the plan. */
 static double_eval eval_of(const bench *b, const tdm_step_key *key)
 {
     double_eval e = double_eval_create(b->graph, key);
@@ -48,7 +48,7 @@ static void compare_one(double_eval *e, int32_t loss, double *x, double gradient
     double below = double_eval_run(e, loss);
     *x = at;
     double expected = (above - below) / (2 * step);
-    /* A few units in the last place of the largest gradient, as sums over its like are rounded. */
+    /* A few units in the last place of the largest gradient, because sums of such numbers are rounded. */
     double allowed = 4e-6 * largest + 1e-7;
     if (!(fabs(gradient - expected) <= allowed))
         fprintf(stderr, "  %s[%zu]: %.9g, by differences %.9g\n", what, index, gradient, expected);
@@ -63,7 +63,7 @@ static void compare_params(const bench *b, double_eval *e, int32_t loss)
         const float *grad = b->grads + info->offset;
         double largest = 0;
         for (size_t i = 0; i < info->elements; i++) largest = fmax(largest, fabs((double)grad[i]));
-        CHECK(largest > 0); /* a case in which nothing flows proves nothing */
+        CHECK(largest > 0); /* a case with zero gradients proves nothing */
         for (size_t i = 0; i < info->elements; i++)
             compare_one(e, loss, &e->values[b->graph->param_values[p]][i], (double)grad[i], largest,
                         info->name, i);

@@ -1,9 +1,9 @@
 /*
- * gradient_more_test.c: the gradients of ops on shapes, element-wise ops, losses and embeddings
- * against central differences, by gradient_bench.h with double_eval_more.h.
+ * gradient_more_test.c: the gradients of ops on shapes, element-wise ops, losses and embeddings against central
+ * differences, by gradient_bench.h with double_eval_more.h.
  *
- * What a case computes goes through a tanh where it can, so that the gradient that flows back is a
- * different number at each place and a mistake in moving it about shows.
+ * The result of a case passes through a tanh if possible, so that the incoming gradient is different for each
+ * element, and a gradient at a wrong position is detected.
  */
 #include "kernel/double_eval_more.h"
 #include "kernel/gradient_bench.h"
@@ -39,7 +39,7 @@ static void compare_loss(tdm_graph *g, tdm_value loss)
 typedef tdm_value (*binary_fn)(tdm_graph *, tdm_value, tdm_value);
 static const binary_fn binaries[] = {tdm_graph_add, tdm_graph_mul};
 
-/* b as long as a, and every end of a's shape down to a single number; each side trained or not. */
+/* b as long as a, and every suffix of a's shape down to a single number; each side trained or not. */
 static void broadcast_of_every_end(void)
 {
     const tdm_shape a = tdm_shape_3(2, 3, 4);
@@ -57,7 +57,7 @@ static void broadcast_of_every_end(void)
     }
 }
 
-/* A leading part of one, or of two dimensions, or none at all but in name. */
+/* A leading part of one dimension, of two, or of none except by name. */
 static void broadcast_over_other_leading_parts(void)
 {
     for (int op = 0; op < 2; op++) {
@@ -94,7 +94,7 @@ static void element_wise(void)
     for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
         tdm_graph *g = tdm_graph_create();
         compare_value(g, ops[i](g, param(g, "a", 5, 7)));
-        g = tdm_graph_create(); /* larger inputs, what it keeps must survive, two users */
+        g = tdm_graph_create(); /* larger inputs, values that must be kept, two users */
         tdm_value x = tdm_graph_matmul(g, param(g, "a", 4, 9), param(g, "b", 9, 5), NULL);
         tdm_value y = ops[i](g, tdm_graph_add(g, x, x));
         compare_value(g, tdm_graph_mul(g, y, tdm_graph_tanh(g, y)));
@@ -132,7 +132,7 @@ static void concat_along_each_axis(void)
     }
 }
 
-/* One; more than one op takes; and the same value more than once. */
+/* One value; more than one op can join; and the same value more than once. */
 static void concat_of_one_and_of_many(void)
 {
     static const int counts[] = {1, 2, 6, 7, 11, 14};
@@ -159,7 +159,7 @@ static void slice_of_each_axis(void)
     }
 }
 
-/* Queries, keys and values as attention cuts them, each used in its own way. */
+/* Queries, keys and values as attention divides them, each used in another way. */
 static void split_and_recombine(void)
 {
     for (int axis = 0; axis < 2; axis++) {
@@ -199,7 +199,8 @@ static void softmax_with_any_leading_part(void)
         tdm_graph *g = tdm_graph_create();
         compare_value(g, tdm_graph_softmax(g, param_of(g, "x", shapes[i])));
     }
-    tdm_graph *g = tdm_graph_create(); /* of one column nothing depends on x: add what does */
+    /* with one column the result does not depend on x: a term that does is added */
+    tdm_graph *g = tdm_graph_create();
     tdm_value x = param_of(g, "x", shapes[3]);
     compare_value(g, tdm_graph_add(g, tdm_graph_softmax(g, x), x));
 }
@@ -220,7 +221,7 @@ static void cross_entropy_with_all_options(void)
                                            .has_ignore = (form & 2) && leading.rank > 0,
                                            .ignore = 1};
             tdm_value loss = tdm_graph_cross_entropy_with(g, x, classes, &o);
-            /* What flows back into it is not 1. */
+            /* The incoming gradient is not 1. */
             if (form & 1) loss = tdm_graph_mul(g, loss, loss);
             compare_loss(g, loss);
         }
@@ -242,11 +243,11 @@ static void element_losses(void)
     for (int l = 0; l < 5; l++) {
         for (int s = 0; s < 3; s++) {
             tdm_graph *g = tdm_graph_create();
-            /* Probabilities, as the last two want them. */
+            /* Probabilities, as the last two require them. */
             tdm_value target = tdm_graph_sigmoid(g, number_of(g, "t", shapes[s]));
             tdm_value x = param_of(g, "x", shapes[s]);
             compare_loss(g, losses[l](g, x, target, 0.75));
-            g = tdm_graph_create(); /* a part of something larger, and x is needed again */
+            g = tdm_graph_create(); /* a part of a larger sum, and x is used again */
             target = tdm_graph_sigmoid(g, number_of(g, "t", shapes[s]));
             x = tdm_graph_scale(g, param_of(g, "x", shapes[s]), 1.5);
             tdm_value loss = losses[l](g, x, target, -2);
@@ -272,7 +273,7 @@ static void penalties(void)
 
 /* ---- embeddings ------------------------------------------------------------------------------ */
 
-/* Ids are drawn below CLASS_COUNT, so places share rows, and the last rows are named by nobody. */
+/* Ids are drawn below CLASS_COUNT, so positions share rows, and the last rows are not selected. */
 static void embedding(void)
 {
     const tdm_shape shapes[] = {tdm_shape_0(), tdm_shape_1(9), tdm_shape_2(3, 4),
@@ -284,7 +285,7 @@ static void embedding(void)
     }
 }
 
-/* As in GPT-2: the table is also the head; positions are learned, and serve every row. */
+/* As in GPT-2: the table is also the head; positions are learned, and are used by every row. */
 static void tied_embedding_with_positions(void)
 {
     enum { B = 3, T = 4, C = 5, V = CLASS_COUNT + 1 };
@@ -299,7 +300,7 @@ static void tied_embedding_with_positions(void)
                                                  ids_of(g, "classes", tdm_shape_2(B, T)), &o));
 }
 
-/* A table that is a sum: its gradient goes to both parts unchanged, and one of them has more. */
+/* A table that is a sum: its gradient is passed unchanged to both terms, and one of them has another use. */
 static void embedding_of_a_sum(void)
 {
     enum { V = CLASS_COUNT + 1, C = 3 };
@@ -316,8 +317,8 @@ static void embedding_of_a_sum(void)
     }
 }
 
-/* A table that is computed, tied to a head, read twice, and read at as many places as it has rows:
- * what flows back to the places is then as large as the table. */
+/* A table that is computed, tied to a head, read twice, and read at as many positions as it has rows: the
+ * incoming gradient of the positions is then as large as the table. */
 static void embedding_of_a_computed_table(void)
 {
     enum { V = CLASS_COUNT + 1, C = 3 };

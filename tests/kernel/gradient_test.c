@@ -18,7 +18,7 @@ static void matmul_in_all_forms(void)
     }
 }
 
-/* Only one side trained: the other's gradient must not be needed. */
+/* Only one side trained: the gradient of the other one must not be needed. */
 static void matmul_with_one_side_fixed(void)
 {
     for (int side = 0; side < 2; side++) {
@@ -43,7 +43,7 @@ static void add_with_fan_out(void)
 {
     tdm_graph *g = tdm_graph_create();
     tdm_value a = param(g, "a", 3, 4), b = param(g, "b", 3, 4);
-    tdm_value sum = tdm_graph_add(g, a, b);       /* both gradients are one value */
+    tdm_value sum = tdm_graph_add(g, a, b);       /* both gradients are the same value */
     tdm_value twice = tdm_graph_add(g, sum, sum); /* a value used twice by one op */
     tdm_value more = tdm_graph_add(g, tdm_graph_tanh(g, sum), twice);
     compare(g, weighted_sum(g, "w", tdm_graph_add(g, more, a))); /* a parameter used twice */
@@ -80,7 +80,7 @@ static void unary(tdm_value (*op)(tdm_graph *, tdm_value))
     tdm_graph *g = tdm_graph_create();
     tdm_value a = param(g, "a", 5, 7);
     compare(g, weighted_sum(g, "w1", op(g, a)));
-    /* With more behind and in front of it, so that what it keeps must survive, and larger inputs. */
+    /* With more ops before and after it, so that values must be kept, and larger inputs. */
     g = tdm_graph_create();
     tdm_value x = tdm_graph_matmul(g, param(g, "a", 4, 9), param(g, "b", 9, 5), NULL);
     tdm_value y = op(g, tdm_graph_add(g, x, x));
@@ -122,7 +122,8 @@ static tdm_value a_third_dropped(tdm_graph *g, tdm_value x)
 static void dropout_with_a_fixed_key(void)
 {
     unary(a_third_dropped);
-    tdm_graph *g = tdm_graph_create(); /* two of them draw different masks, each its own backward */
+    /* two of them draw different masks, each with its own backward pass */
+    tdm_graph *g = tdm_graph_create();
     tdm_value a = param(g, "a", 6, 8);
     tdm_value x = tdm_graph_tanh(g, tdm_graph_dropout(g, a, 0.4));
     compare(g, weighted_sum(g, "w", tdm_graph_dropout(g, x, 0.2)));
@@ -152,7 +153,7 @@ static void cross_entropy(void)
     }
 }
 
-/* What flows back into the loss is not 1: the loss is only a part of a larger sum. */
+/* The incoming gradient of the loss is not 1: the loss is only a part of a larger sum. */
 static void cross_entropy_within_a_sum(void)
 {
     tdm_graph *g = tdm_graph_create();
@@ -186,8 +187,8 @@ static void whole_mlp(void)
     }
 }
 
-/* The whole table is covered: only what exists for backward passes, and constants, have none; and a
- * batch's statistics, whose part is in the gradient of what is normalised with them. */
+/* The whole table is covered, except ops that exist only for backward passes, constants, and statistics of a
+ * batch, whose gradient is part of that of the normalised values. */
 static void every_op_has_a_gradient_or_none(void)
 {
     for (int op = TDM_OP_NONE + 1; op < TDM_OP_COUNT; op++) {

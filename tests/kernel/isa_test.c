@@ -1,6 +1,7 @@
 /*
- * isa_test.c: TANDEM_ISA lowers the level of our kernels, and oneDNN's with it. A process reads the
- * variable once, so each case is a process that main() starts with its own environment.
+ * isa_test.c: TANDEM_ISA lowers the level of Tandem's kernels, and that of oneDNN.
+ *
+ * A process reads the variable once, so each case is a process that main() starts with a separate environment.
  */
 #include "check.h"
 #include "tensor/kernels/backends.h"
@@ -19,7 +20,7 @@ static void keep_warning(const tdm_log_record *record, void *user)
     snprintf(warning, sizeof(warning), "%s", record->message);
 }
 
-/* What a process with TANDEM_ISA=`asked` must find: the level, and whether it is warned. */
+/* The expected result in a process with TANDEM_ISA=`asked`: the level, and whether there is a warning. */
 static void look(const char *asked, int level, bool warned)
 {
     tdm_error err = {0};
@@ -41,7 +42,7 @@ static void look(const char *asked, int level, bool warned)
     tdm__kernels_onednn.close(onednn);
 }
 
-/* In a separate process, which ends with the number of checks that failed. */
+/* In a separate process, whose exit code is the number of failed checks. */
 static void look_in_process(const char *asked, int level, bool warned)
 {
     int status = 0;

@@ -24,7 +24,7 @@ static bool kernel_bench_guards_hold(const void *data, size_t bytes)
            memcmp((const char *)data + bytes, expected, sizeof(expected)) == 0;
 }
 
-/* Uniform in [-1, 1), by the number of the operand. */
+/* Uniform in [-1, 1), a function of the index of the operand. */
 static void kernel_bench_fill(tdm_tensor *t, uint32_t what)
 {
     tdm_rng rng = tdm_rng_at(

@@ -1,11 +1,11 @@
 /*
- * kernel_test.c: every kernel of every backend against `ref`, through the table and nothing else.
+ * kernel_test.c: every kernel of every backend against `ref`, using only the table of kernels.
  *
- * A product is compared on odd shapes, in all four transpositions, with and without bias. The error
- * allowed for one element is a few units in the last place of the sum of the absolute products,
- * times the square root of K: what rounding in any order explains, and nothing more. All operands
- * are between guards of a huge number: a write over one is seen, a read of one spoils the result.
- * Outputs begin as guards too, and inputs must come back untouched.
+ * A product is compared on odd shapes, in all four transpositions, with and without bias. The allowed error of
+ * one element is a few units in the last place of the sum of the absolute products, times the square root of K:
+ * the rounding errors of any order. All operands are between guards with a huge number: a write to one is
+ * detected, a read of one makes the result wrong. Outputs contain the guard's number at first, and inputs must
+ * be unchanged.
  */
 #include "base/base.h"
 #include "check.h"
@@ -84,8 +84,8 @@ static void run_ref(const product *p)
         ->run(NULL, &call, &(tdm_step_key){0});
 }
 
-/* Runs `kernel`; false when it does not support this product. Data are given after prepare(), as a
- * plan does, and the call runs twice, since whatever it keeps must not show in the result. */
+/* Runs `kernel`; false if it does not support this product. Data is set after prepare(), as a plan does, and
+ * the call runs twice, because state that the kernel keeps must not affect the result. */
 static bool run_kernel(const tdm_kernel *kernel, void *backend, const product *p)
 {
     tdm_error err = {0};
@@ -122,7 +122,7 @@ static void make_absolute(float *to, const float *from, size_t count)
     for (size_t i = 0; i < count; i++) to[i] = fabsf(from[i]);
 }
 
-/* One product by `kernel` and by `ref`. Returns whether the kernel took it. */
+/* One product by `kernel` and by `ref`. Returns whether the kernel supported it. */
 static bool compare_product(const tdm_kernel *kernel, void *backend, product p)
 {
     size_t a_count = (size_t)(p.M * p.K), b_count = (size_t)(p.K * p.N), n = (size_t)p.N;
@@ -187,7 +187,7 @@ static void compare_products(const tdm_kernel_backend_ops *ops, const tdm_kernel
     if (ops->close) ops->close(backend);
 }
 
-/* Which test holds the kernels of an op against ref, where it is not this one. */
+/* The test that compares the kernels of an op with ref, if it is not this one. */
 static const char *const compared_by[TDM_OP_COUNT] = {
     [TDM_OP_ADD... TDM_OP_SOFTMAX_GRAD] = "vec",
     [TDM_OP_EMBEDDING... TDM_OP_EMBEDDING_GRAD] = "vec",
@@ -215,8 +215,8 @@ static void check_there_is_a_test(const char *name)
     CHECK(access(path, R_OK) == 0);
 }
 
-/* All rows of all backends but ref. A row for an op that is compared neither here nor in a test named
- * above is a failure: who adds a kernel adds its comparison. */
+/* All rows of all backends but ref. A row for an op that is compared neither here nor in a test named above
+ * is a failure: a new kernel needs a comparison. */
 static void every_kernel_agrees_with_ref(void)
 {
     int before = tdm_kernel_threads_set(1);
@@ -266,7 +266,7 @@ static void kernels_agree_with_ref_on_two_threads(void)
     tdm_kernel_threads_set(before);
 }
 
-/* An empty product is not an error: the backend passes, and ref writes the bias, or zeros. */
+/* An empty product is not an error: the backend does not support it, and ref writes the bias, or zeros. */
 static void empty_products_are_passed_on(void)
 {
     static const int64_t shapes[][3] = {{0, 3, 2}, {3, 0, 2}, {3, 2, 0}};
@@ -291,7 +291,7 @@ static void empty_products_are_passed_on(void)
     for (int i = 0; i < 6; i++) CHECK(c[i] == bias[i % 2]);
 }
 
-/* ref defines what is right, so it is compared with numbers worked out by hand. */
+/* ref defines the correct result, so it is compared with numbers computed by hand. */
 static void ref_product_by_hand(void)
 {
     float a[6] = {1, 2, 3, 4, 5, 6}, b[6] = {7, 8, 9, 10, 11, 12}, bias[2] = {0.5f, -0.5f}, c[4];
@@ -319,7 +319,7 @@ static float run_unary(tdm_op_kind op, float x)
     return y;
 }
 
-/* A model that diverges must show it: no activation may turn NaN into a number. */
+/* A model that diverges must show it: no activation may turn NaN into another number. */
 static void activations_let_nan_through(void)
 {
     static const tdm_op_kind ops[] = {TDM_OP_RELU, TDM_OP_GELU, TDM_OP_TANH, TDM_OP_SIGMOID};
@@ -332,7 +332,8 @@ static void activations_let_nan_through(void)
     CHECK(run_unary(TDM_OP_RELU, INFINITY) == INFINITY && run_unary(TDM_OP_RELU, -INFINITY) == 0);
 }
 
-/* Softmax and cross entropy where a naive exp() overflows or every probability underflows. */
+/* Softmax and cross entropy with numbers for which a naive exp() overflows or every probability underflows.
+ * */
 static void softmax_and_loss_at_the_extremes(void)
 {
     float x[6] = {0, 1e30f, -1e30f, -200, -200, -200}, y[6], loss[1];
@@ -351,7 +352,7 @@ static void softmax_and_loss_at_the_extremes(void)
     CHECK_NEAR(loss[0], log(3.0), 1e-6);
 }
 
-/* Dropout's mask is a function of the address alone: the same for a row in whatever batch. */
+/* Dropout's mask is a function of the address alone: the same for a row in any batch. */
 static void dropout_masks_follow_the_row(void)
 {
     enum { B = 8, N = 33 };

@@ -1,8 +1,8 @@
 /*
- * lane_sum_test.c: sums over lanes, and their gradients, on lanes that are played by hand.
+ * lane_sum_test.c: sums over lanes, and their gradients, with lanes that the test executes.
  *
- * Two lanes with a sum between them must be what one graph is that has both halves in it and adds them.
- * Nothing takes such a sum away, joins it with another op, or computes it again.
+ * Two lanes with a sum between them must equal one graph that contains both and adds them. No pass may remove
+ * such a sum, fuse it with another op, or recompute it.
  */
 #include "kernel/lanes_bench.h"
 
@@ -13,14 +13,14 @@ static tdm_value leaf(tdm_graph *g, const char *name, int64_t rows, int64_t colu
     return tdm_graph_param(g, name, tdm_shape_2(rows, columns), (tdm_init){0});
 }
 
-/* What a lane adds to the sum: tanh of its rows times w. */
+/* The value that a lane adds to the sum: tanh of its rows times w. */
 static tdm_value part_of(tdm_graph *g, tdm_value w, const char *x_name)
 {
     tdm_value x = tdm_graph_input(g, x_name, TDM_DTYPE_F32, tdm_shape_2(ROWS, WIDTH));
     return tdm_graph_linear(g, x, w, TDM_VALUE_NONE, TDM_ACTIVATION_TANH);
 }
 
-/* What a lane makes of the sum. */
+/* The value that a lane computes from the sum. */
 static tdm_value loss_of(tdm_graph *g, tdm_value v, tdm_value sum, const char *target_name)
 {
     tdm_value target = tdm_graph_input(g, target_name, TDM_DTYPE_F32, tdm_shape_2(ROWS, WIDTH));
@@ -103,7 +103,7 @@ static void two_lanes_are_one_graph(void)
                 largest = fmax(largest, fabs((double)whole.grads[i]));
             }
         }
-        CHECK(largest > 1e-2); /* so there was something to compare */
+        CHECK(largest > 1e-2); /* so the comparison covers something */
         bench_close(&whole);
     }
     lanes_bench_close(&b);
@@ -126,13 +126,13 @@ static void sums_are_not_computed_again(void)
             copies += info.recomputed;
             CHECK(!info.recomputed || strcmp(info.op, "lane_sum") != 0);
         }
-        CHECK(copies > 0 || what == TDM_RECOMPUTE_FULL); /* so it was put to the test */
+        CHECK(copies > 0 || what == TDM_RECOMPUTE_FULL); /* so the pass was tested */
         lanes_bench_close(&b);
     }
     lanes_bench_close(&plain);
 }
 
-/* Without anybody who adds: the lane's own numbers, of any shape; and nothing but f32. */
+/* Without other lanes: the lane's own numbers, in any shape; and only f32. */
 static void alone_it_is_x(void)
 {
     tdm_error err = {0};

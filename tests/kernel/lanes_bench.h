@@ -1,7 +1,7 @@
 /*
- * lanes_bench.h: the lanes of a batch, run by hand: each has a separate plan and memory, runs up
- * to its next sum over lanes, and waits there until all have come; then every lane gets the sum, added
- * by a binary tree over their index. The k-th sum of one lane belongs to the k-th of every other.
+ * lanes_bench.h: executes the lanes of a batch: each has a separate plan and memory, and runs up to its next
+ * sum over lanes. When all lanes have reached it, every lane gets the sum, added by a binary tree over their
+ * index. The k-th sum of one lane corresponds to the k-th of every other.
  */
 #ifndef TANDEM_TESTS_KERNEL_LANES_BENCH_H
 #define TANDEM_TESTS_KERNEL_LANES_BENCH_H
@@ -16,10 +16,10 @@ typedef struct lanes_bench {
     tdm_graph *graphs[MAX_LANES]; /* owned */
     bench lanes[MAX_LANES];
     int64_t first_rows[MAX_LANES]; /* of the batch */
-    size_t sums;                   /* that the last run exchanged */
+    size_t sums;                   /* number of sums that the last run exchanged */
 } lanes_bench;
 
-/* Takes the graph, also when no plan can be made for it. */
+/* Takes the graph, also if no plan can be created for it. */
 void lanes_bench_add(lanes_bench *b, tdm_graph *graph, int64_t first_row);
 
 void lanes_bench_close(lanes_bench *b);

@@ -1,8 +1,7 @@
 /*
- * level_math_test.c: the vector functions have the same bits at every level that this CPU has, with
- * and without flush-to-zero, and vf_fma is the exact fused multiply-add. NaN agrees with NaN.
- *
- * The functions are tried on a dense sample of all floats; `kernel_level_math all` tries all 2^32.
+ * level_math_test.c: the vector functions have the same bits at every level that this CPU has, with and without
+ * flush-to-zero, and vf_fma is the exact fused multiply-add. All NaNs are equal. The functions are tested on a
+ * dense sample of all floats; `kernel_level_math all` tests all 2^32.
  */
 #include "base/base.h"
 #include "kernel/vec_math_level.h"
@@ -54,7 +53,7 @@ static float from_bits(uint32_t bits)
     return x;
 }
 
-/* Not by comparing floats: denormal ones may count as zero here. */
+/* Not by comparing floats: subnormal ones may count as zero here. */
 static bool is_nan(uint32_t bits)
 {
     return (bits & 0x7fffffffu) > 0x7f800000u;
@@ -112,7 +111,7 @@ static void try_numbers(const float *x, int count)
     }
 }
 
-/* Every stride-th float, and all near numbers where something changes. */
+/* Every stride-th float, and all numbers near those where a formula changes. */
 static void try_everywhere(void)
 {
     static const float corners[] = {0,     FLT_MIN, FLT_MAX, INFINITY,  0.625f,  0.927734375f,
@@ -179,7 +178,7 @@ typedef struct triple {
     float a, b, c;
 } triple;
 
-/* A random float: any bits, or near 1, or tiny, or one of few bits, so that ties are frequent. */
+/* A random float: any bits, or near 1, or tiny, or with few bits, so that ties are frequent. */
 static float draw(tdm_rng *rng)
 {
     uint32_t word = tdm_rng_u32(rng), kind = tdm_rng_u32(rng) % 5;
@@ -191,25 +190,26 @@ static float draw(tdm_rng *rng)
     return from_bits(sign | mantissa | (64 + (uint32_t)(tdm_rng_u32(rng) % 128)) << 23);
 }
 
-/* Sums that nearly cancel, that are nearly a tie, or that are anything. */
+/* Sums that almost cancel, that are almost a tie, or any. */
 static triple draw_triple(tdm_rng *rng)
 {
     triple t = {draw(rng), draw(rng), draw(rng)};
     uint32_t kind = tdm_rng_u32(rng) % 4;
     double product = (double)t.a * (double)t.b;
     if (kind == 0) t.c = from_bits(bits_of(-(float)product) + tdm_rng_u32(rng) % 3 - 1);
-    if (kind == 1) { /* c 24 to 27 bits above or below the product: what is rounded off is a tie */
+    if (kind == 1) { /* c 24 to 27 bits above or below the product: the rounded part is a tie */
         int apart = (int)(tdm_rng_u32(rng) % 4) + 23;
         t.c = (float)ldexp(product, tdm_rng_u32(rng) % 2 ? apart : -apart);
     }
-    if (kind == 2) { /* a product of few bits in the middle of c's last place, and a bit more */
+    if (kind == 2) { /* a product of few bits in the middle of c's last place, plus one more bit */
         t.a = from_bits((bits_of(t.a) & 0xffffff00u) | 1u);
         t.c = (float)ldexp(product, 24) * 1.5f;
     }
     return t;
 }
 
-/* Against the C library's, which is exact by its standard; when flushing, against the instruction. */
+/* Against the C library's, which the C standard requires to be exact; if flushing, against the instruction.
+ * */
 static void fma_is_exact(void)
 {
     float a[CHUNK], b[CHUNK], c[CHUNK], expected[CHUNK], got[CHUNK];

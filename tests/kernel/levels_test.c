@@ -1,12 +1,12 @@
 /*
- * levels_test.c: every vector kernel has the same bits at every level that this CPU has, on one, two
- * and three threads. NaN agrees with NaN.
+ * levels_test.c: every vector kernel has the same bits at every level that this CPU has, on one, two and three
+ * threads. All NaNs are equal.
  *
- * A case is one op with shapes and attributes. Its numbers are random, some of them extreme; the
- * kernel of the lowest level on one thread says what is expected, and a hash of that is written here, so
- * that compilers and other architectures are held to the same bits. An op that has a vector kernel and
- * no case fails the test. Optimisers are compared in unit.optim, the decoder's loops in unit.nn, the
- * functions of math.h in kernel.level_math.
+ * A case is one op with shapes and attributes. Its numbers are random, some of them extreme; the kernel of the
+ * lowest level on one thread gives the expected result, whose hash is recorded here, so that compilers and
+ * other architectures must give the same bits. An op that has a vector kernel and no case fails the test.
+ * Optimisers are compared in unit.optim, the decoder's loops in unit.nn, the functions of math.h in
+ * kernel.level_math.
  */
 #include "base/base.h"
 #include "check.h"
@@ -15,7 +15,7 @@
 #include <float.h>
 #include <stdlib.h>
 
-/* Kernels begin to share their work at 65,536 numbers, some of which are read twice. */
+/* Kernels begin to use several threads at 65,536 numbers, some of which are read twice. */
 enum { MAX_THREADS = 3, WORTH_THREADS = 30000 };
 
 /* ---- levels ---------------------------------------------------------------------------------- */
@@ -85,7 +85,7 @@ static bool same_floats(const float *a, const float *b, int64_t count, int64_t *
     return true;
 }
 
-/* Of all that the tests expected so far; every NaN counts as the same one. */
+/* Over all expected results of the tests so far; all NaNs are equal. */
 #define HASH_START 0xcbf29ce484222325u
 static uint64_t bits_hash = HASH_START;
 
@@ -152,7 +152,7 @@ static void fill_input(const levels_case *c, int index, tdm_tensor *t)
     }
 }
 
-/* Runs the case, whose inputs are filled; outputs are memory of the caller's. */
+/* Runs the case, whose inputs are filled; the caller provides the memory of outputs. */
 static void run_case(const levels_case *c, const tdm_kernel *kernel, int threads,
                      void *const out[TDM_OP_MAX_OUTPUTS])
 {
@@ -187,7 +187,7 @@ static void check_output(const levels_case *c, int number, int threads, int o, c
             (long long)where, is_float ? (double)a[where] : 0, is_float ? (double)b[where] : 0);
 }
 
-/* Fills the inputs; returns on how many threads the case is worth running. */
+/* Fills the inputs; returns the number of threads with which the case should run. */
 static int open_case(levels_case *c)
 {
     int64_t max = tdm_tensor_elements(&c->call.out[0]);
@@ -247,7 +247,7 @@ static void try_kinds(levels_case c)
 
 static const int64_t sizes[] = {1, 3, 7, 15, 16, 17, 31, 33, 64, 100, 257};
 enum { SIZE_COUNT = sizeof(sizes) / sizeof(sizes[0]) };
-enum { LONG = 70001 }; /* worth several threads */
+enum { LONG = 70001 }; /* large enough for several threads */
 
 /* ---- element-wise ---------------------------------------------------------------------------- */
 
@@ -611,7 +611,7 @@ static void products(void)
             c.call.out[0] = f32(tdm_shape_2(M, N));
             try_kinds(c);
         }
-    bits_hash = HASH_START; /* their bits are pinned by the tests of products */
+    bits_hash = HASH_START; /* the tests of products check their bits */
 }
 
 static void convolutions(void)
@@ -644,7 +644,7 @@ static void convolutions(void)
         c.call.out[0] = w;
         try_kinds(c);
     }
-    bits_hash = HASH_START; /* their bits are pinned by the tests of products */
+    bits_hash = HASH_START; /* the tests of products check their bits */
 }
 
 /* ---- loops ----------------------------------------------------------------------------------- */
@@ -698,7 +698,7 @@ static void loops(void)
     free(got);
 }
 
-/* The last test: those before it say what they have tried. */
+/* The last test: the earlier ones have recorded which ops they tested. */
 static void every_op_has_a_case(void)
 {
     for (int l = 0; l < levels_here(); l++)

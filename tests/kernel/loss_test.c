@@ -1,7 +1,7 @@
 /*
- * loss_test.c: the element-wise losses, the penalties and their gradients by the vector kernels, at
- * every level that this machine can run, against `ref`: on odd sizes, on one thread and two, over
- * their own input, and with numbers that are not finite.
+ * loss_test.c: the element-wise losses, the penalties and their gradients by the vector kernels, at every level
+ * that this machine can run, against `ref`: with odd sizes, on one thread and two, in place, and with
+ * non-finite numbers.
  */
 #include "kernel/kernel_bench.h"
 
@@ -50,7 +50,7 @@ static float *result_of(kernel_bench *b, const tdm_kernel_backend_ops *ops, int 
     return copy;
 }
 
-/* NaN agrees with NaN, infinity with itself. */
+/* All NaNs are equal; infinity equals itself. */
 static bool agree(float got, float expected, double absolute)
 {
     if (isnan(expected) || isnan(got)) return isnan(expected) && isnan(got);
@@ -59,7 +59,7 @@ static bool agree(float got, float expected, double absolute)
     return off <= 1e-6 * fabs((double)expected) + absolute;
 }
 
-/* Gradients may lie over x. */
+/* Gradients may overwrite x. */
 static void compare_in_place(kernel_bench *b, const tdm_kernel_backend_ops *ops,
                              const float *expected)
 {
@@ -74,8 +74,8 @@ static void compare_in_place(kernel_bench *b, const tdm_kernel_backend_ops *ops,
     free(kept);
 }
 
-/* `absolute` is allowed for each number that goes into a result: rounding of ln t - x or of sigma - t,
- * which are near 1, where they cancel. */
+/* `absolute` is the allowed error for each number of the input: rounding of ln t - x or of sigma - t, which
+ * are near 1 and cancel. */
 static void compare(kernel_bench *b, bool grad, double absolute)
 {
     int64_t count = tdm_tensor_elements(&b->call.out[0]);
@@ -112,7 +112,7 @@ static void odd_sizes(void)
             }
 }
 
-/* One number that is not finite, anywhere: the sum and that number's gradient show it as ref does. */
+/* One non-finite number, at any index: the sum and that number's gradient contain it as in ref. */
 static void what_is_not_finite_shows(void)
 {
     static const float strange[] = {NAN, INFINITY, -INFINITY};
@@ -131,7 +131,7 @@ static void what_is_not_finite_shows(void)
         }
 }
 
-/* Sure and right: what is left of the loss is e^-20, far below the rounding of 1 + e^-20. */
+/* A confident, correct prediction: the remaining loss is e^-20, far below the rounding of 1 + e^-20. */
 static void a_small_loss_is_not_lost(void)
 {
     for (size_t l = 0; kernel_bench_cpu(l); l++)

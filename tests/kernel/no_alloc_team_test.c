@@ -1,6 +1,6 @@
 /*
- * no_alloc_team_test.c: a step of a team in a single process allocates nothing of ours, in no thread.
- * What oneDNN does inside its products is told apart as in no_alloc_test.c.
+ * no_alloc_team_test.c: in a step of a team in a single process, Tandem's code allocates nothing, in any
+ * thread. Allocations of oneDNN inside its products are separated as in no_alloc_test.c.
  */
 #include "alloc_count.h"
 #include "team_bench.h"
@@ -11,7 +11,7 @@ static void check_no_allocation(team_shape shape)
 {
     team_bench b;
     if (team_bench_open(&b, &shape)) {
-        /* Each size of batch once, for what the first use of anything may cost. */
+        /* Each size of batch once, because a first use may allocate. */
         double first = team_bench_step(&b, 0, FULL_BATCH).loss, last = 0;
         team_bench_step(&b, 1, LAST_BATCH);
         alloc_count before = alloc_count_now();
@@ -26,7 +26,7 @@ static void check_no_allocation(team_shape shape)
         CHECK_INT(c.leaky_products, 0);
         if (shape.backend == TDM_JOB_BACKEND_REF) CHECK_INT(c.products, 0);
         if (shape.numerics == TDM_JOB_NUMERICS_VENDOR) CHECK(c.products > 0);
-        CHECK(isfinite(last) && last < first); /* it did train */
+        CHECK(isfinite(last) && last < first); /* it has trained */
     }
     team_bench_close(&b);
 }

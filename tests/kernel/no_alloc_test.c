@@ -1,10 +1,10 @@
 /*
  * no_alloc_test.c: a training step allocates nothing.
  *
- * An MLP with dropout is planned and bound and runs once; then a hundred steps of forward, backward
- * and optimiser are counted. With `ref` no allocation may happen at all. With oneDNN none may happen
- * outside of dnnl_primitive_execute, which copies its list of arguments (a handful of small pieces)
- * and must have freed all of it when it returns.
+ * An MLP with dropout is planned and bound and runs once; then the allocations of a hundred steps of forward,
+ * backward and optimiser are counted. With `ref` there must be no allocation at all. With oneDNN there must be
+ * none outside dnnl_primitive_execute, which copies its list of arguments (a few small pieces) and must have
+ * freed all of it when it returns.
  */
 #include "alloc_count.h"
 
@@ -68,7 +68,7 @@ static void trainer_close(trainer *t)
     tdm_graph_destroy(t->graph);
 }
 
-/* One step; always the same rows, so that the loss must go down. */
+/* One step; always the same rows, so that the loss must decrease. */
 static float train(trainer *t, uint64_t step)
 {
     bench_fill(&t->bench, 3, CLASSES);
@@ -96,12 +96,12 @@ static alloc_count count_steps(int activation, int optim, const char *backend)
         float first = train(&t, 1), last = 0;
         alloc_count before = alloc_count_now();
         for (uint64_t step = 2; step < 2 + RUNS; step++) {
-            tdm_plan_bind(t.bench.plan, TDM_SPACE_ARENA, t.bench.arena); /* is free as well */
+            tdm_plan_bind(t.bench.plan, TDM_SPACE_ARENA, t.bench.arena); /* is freed as well */
             last = train(&t, step);
         }
         alloc_count after = alloc_count_now();
         counted = alloc_count_between(&before, &after);
-        CHECK(isfinite(last) && last < first); /* it did train */
+        CHECK(isfinite(last) && last < first); /* it has trained */
     }
     trainer_close(&t);
     return counted;
@@ -139,7 +139,7 @@ static void nothing_of_ours_with_onednn(void)
     }
 }
 
-/* The counter itself: whatever it cannot see, it cannot forbid. */
+/* The counter itself: it must detect every kind of allocation. */
 static void the_counter_counts(void)
 {
     alloc_count before = alloc_count_now();
@@ -186,7 +186,7 @@ static void the_counter_counts_aligned_memory(void)
     CHECK_INT(all.live_bytes[ALLOC_COUNT_OUTSIDE], 0);
 }
 
-/* It sees inside oneDNN too: there, ending an engine frees what making it allocated. */
+/* It also counts inside oneDNN: there, destroying an engine frees what creating it allocated. */
 static void the_counter_sees_libraries(void)
 {
     alloc_count before = alloc_count_now();

@@ -1,6 +1,6 @@
 /*
- * norm_test.c: layer norm and RMS norm: gradients by differences, every kernel against ref on odd
- * shapes, and what the builder refuses.
+ * norm_test.c: layer norm and RMS norm: gradients by differences, every kernel against ref on odd shapes, and
+ * errors of the builder.
  */
 #include "kernel/double_eval_sequence.h"
 #include "kernel/gradient_bench.h"
@@ -43,7 +43,7 @@ static void gradients_by_differences(void)
     compare_norm((norm_case){tdm_shape_1(9), true, 1e-3, true, true});
 }
 
-/* The residual stream of a transformer: x goes into the norm and around it. */
+/* The residual stream of a transformer: x is an input of the norm and of a path around it. */
 static void gradients_with_fan_out(void)
 {
     for (int rms = 0; rms < 2; rms++) {
@@ -108,7 +108,7 @@ static void compare_to_ref(tdm_op_kind op, int64_t rows, int64_t C, float offset
             int64_t count = tdm_tensor_elements(&b.call.out[o]);
             double largest = kernel_bench_largest(ref.call.out[o].data, count);
             double apart = kernel_bench_apart(b.call.out[o].data, ref.call.out[o].data, count);
-            /* Rounding of x itself counts against its distance from the mean. */
+            /* Rounding of x itself is relative to its distance from the mean. */
             double allowed = (4e-6 + (double)fabsf(offset) * 4e-7) * (largest + 1e-3);
             if (!(apart <= allowed))
                 fprintf(stderr,
@@ -121,7 +121,7 @@ static void compare_to_ref(tdm_op_kind op, int64_t rows, int64_t C, float offset
     kernel_bench_close(&ref);
 }
 
-/* Away from zero only where a row has enough numbers to differ by more than x is rounded. */
+/* Far from zero only if a row has enough numbers that they differ by more than the rounding of x. */
 static void every_kernel_agrees_with_ref(void)
 {
     for (tdm_op_kind op = TDM_OP_LAYER_NORM; op <= TDM_OP_RMS_NORM_GRAD_PARAMS; op++)
@@ -131,7 +131,7 @@ static void every_kernel_agrees_with_ref(void)
                     compare_to_ref(op, row_counts[r], column_counts[c], (float)offset, 1);
 }
 
-/* Enough numbers that threads are worth waking; two threads must give the bits of one. */
+/* Enough numbers for several threads; two threads must give the bits of one. */
 static void threads_do_not_change_the_bits(void)
 {
     for (tdm_op_kind op = TDM_OP_LAYER_NORM; op <= TDM_OP_RMS_NORM_GRAD_PARAMS; op++) {
@@ -148,7 +148,7 @@ static void threads_do_not_change_the_bits(void)
     }
 }
 
-/* A row of NaN stays NaN, and no other row hears of it; a constant row is beta, not NaN. */
+/* A row of NaN stays NaN and affects no other row; a constant row gives beta, not NaN. */
 static void rows_are_apart(void)
 {
     for (size_t level = 0;; level++) {

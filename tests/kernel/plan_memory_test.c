@@ -1,10 +1,10 @@
 /*
- * plan_memory_test.c: sharing memory must not show. Random graphs run twice: by a plan that shares
- * and overwrites wherever it may, and by one in which every value is an output, so that nothing can
- * be shared. All outputs and all gradients must agree bit for bit.
+ * plan_memory_test.c: sharing memory must not affect results.
  *
- * The placement is also checked by itself: life-times are found anew from the graph, and no two
- * values that live at the same time may touch, but for an op that works in place and its input.
+ * Random graphs run twice: by a plan that shares and overwrites memory as much as possible, and by one in which
+ * every value is an output, so that nothing can be shared. All outputs and all gradients must agree bit for
+ * bit. The placement is also checked directly: lifetimes are computed from the graph again, and no two values
+ * with overlapping lifetimes may overlap in memory, except an op that works in place and its input.
  */
 #include "graph/graph.h"
 #include "graph/memory.h"
@@ -13,7 +13,7 @@
 
 enum { GRAPH_COUNT = 400 };
 
-/* Marks all values as outputs; inputs too, which the builder would refuse. */
+/* Marks all values as outputs, also inputs, which the builder would reject. */
 static void keep_everything(tdm_graph *g)
 {
     tdm_error err = {0};
@@ -39,7 +39,7 @@ static bool same_gradients(const bench *a, const bench *b)
     return same;
 }
 
-/* The outputs of `a`, which are outputs of `b` too. */
+/* The outputs of `a` that are also outputs of `b`. */
 static bool same_outputs(const bench *a, const bench *b)
 {
     bool same = true;
@@ -52,7 +52,7 @@ static bool same_outputs(const bench *a, const bench *b)
     return same;
 }
 
-/* Runs both, twice: a plan must not depend on what a run left behind. */
+/* Runs both, twice: a plan must not depend on the results of an earlier run. */
 static bool compare_runs(bench *shared, bench *kept, uint64_t seed)
 {
     bool finite = true;
@@ -122,7 +122,7 @@ static void sharing_does_not_show(const char *backend)
     printf("     %zu of %d graphs finite, %zu ops in place, %zu views, %zu KB for %zu KB\n",
            t.finite, GRAPH_COUNT, t.in_place, t.views, t.shared_bytes >> 10,
            t.unshared_bytes >> 10);
-    /* The test means something only while the graphs do. */
+    /* The test is meaningful only while the graphs share memory. */
     CHECK(t.finite > GRAPH_COUNT * 9 / 10);
     CHECK(t.in_place > 5 * GRAPH_COUNT && t.views > GRAPH_COUNT);
     CHECK(t.shared_bytes < t.unshared_bytes * 3 / 4);
@@ -140,7 +140,7 @@ static void sharing_does_not_show_with_the_best_kernels(void)
 
 /* ---- placement ------------------------------------------------------------------------------- */
 
-/* A value's life, found from the graph alone. A view lives in its source's life. */
+/* The lifetime of a value, from the graph alone. A view has the lifetime of its source. */
 typedef struct life {
     int32_t root;        /* the value whose memory it is */
     int32_t first, last; /* of a root: node numbers, -1 before the run, INT32_MAX after it */
@@ -178,7 +178,7 @@ static bool touch_in_space(const tdm__storage *a, const tdm__storage *b, size_t 
            b->offset < a->offset + a_bytes;
 }
 
-/* b takes over a's memory at the one node where a ends and b begins, as the op's row allows. */
+/* b reuses a's memory at the one node where a ends and b begins, as the op's row allows. */
 static bool hands_over(const tdm_graph *g, const tdm__memory *m, const life *lives, int32_t a,
                        int32_t b)
 {
@@ -235,7 +235,7 @@ static int count_scratch_clashes(const tdm_graph *g, const tdm__memory *m, const
     return clashes;
 }
 
-/* Views share the memory of their source, gradients and parameters where the layout says. */
+/* Views share the memory of their source; gradients and parameters are where the layout defines. */
 static void check_fixed_places(const tdm_graph *g, const tdm__memory *m, const life *lives,
                                bool forward_only)
 {
@@ -273,7 +273,7 @@ static void place_one(const tdm_graph *g, const bool *live, bool forward_only, t
     free(scratch);
 }
 
-/* With all nodes alive, as after a backward pass, and with only the forward ones. */
+/* With all nodes needed, as after a backward pass, and with only the forward ones. */
 static void nothing_that_lives_at_once_overlaps(void)
 {
     for (uint64_t seed = 0; seed < GRAPH_COUNT; seed++) {
@@ -315,8 +315,8 @@ static void a_chain_runs_in_one_buffer(void)
     tdm_graph_destroy(g);
 }
 
-/* The gradient of a table that is added to what was read from it: what flows back to the places and
- * what the rows are added to are one and the same, directly or by a view. */
+/* The gradient of a table that is added to a value computed from the table: the incoming gradient and the
+ * value to which the rows are added are the same, directly or as a view. */
 static void a_scatter_does_not_lie_over_what_it_reads(void)
 {
     enum { V = 4, C = 2 };
@@ -350,7 +350,7 @@ static void a_scatter_does_not_lie_over_what_it_reads(void)
     }
 }
 
-/* A sum of a value and itself, or a view of it, still needs no second buffer. */
+/* A sum of a value and itself, or a view of it, needs no second buffer. */
 static void a_sum_with_itself_stays_in_place(void)
 {
     tdm_graph *g = tdm_graph_create();
@@ -366,7 +366,7 @@ static void a_sum_with_itself_stays_in_place(void)
     tdm_graph_destroy(g);
 }
 
-/* More bytes than a machine can have: refused while placing, not wrapped around. */
+/* More bytes than any machine has: an error of the placement, without an overflow. */
 static void too_large_a_plan_is_refused(void)
 {
     tdm_error err = {0};

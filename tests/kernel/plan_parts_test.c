@@ -1,11 +1,11 @@
 /*
- * plan_parts_test.c: a run in parts is the run, with no more of the parameters at hand than a step says
- * that it reads, and no gradient left where it was made.
+ * plan_parts_test.c: a run in parts is equivalent to a whole run, with only those parameters available that a
+ * step declares, and with every gradient taken away when it is complete.
  *
- * Each plan runs whole, then step by step on a block of parameters that holds no numbers: those that a
- * step reads are brought just before it and spoilt after it. A gradient is taken away after the step
- * that completes it, and its place spoilt; nobody may write there afterwards. Outputs and gradients
- * must agree bit for bit. Named models, with and without recomputation, and random graphs.
+ * Each plan runs whole, then step by step on a block of parameters that contains NaN: those that a step reads
+ * are copied to the block just before it and overwritten after it. A gradient is copied after the step that
+ * completes it, and its memory overwritten; no step may write there afterwards. Outputs and gradients must
+ * agree bit for bit. Named models, with and without recomputation, and random graphs.
  */
 #include <tandem/nn.h>
 
@@ -27,7 +27,7 @@ typedef struct parts {
     size_t reads; /* of parameters, by steps */
 } parts;
 
-/* An output that is a view of a parameter is where that is, whatever runs. */
+/* An output that is a view of a parameter is in the block of parameters. */
 static bool is_param(const bench *b, const tdm_tensor *t)
 {
     const char *at = t->data, *params = (const char *)b->params;
@@ -46,7 +46,7 @@ static bool same_outputs(const parts *p)
     return same;
 }
 
-/* Whether what was taken is what the whole run made, and nobody came back to where it was. */
+/* Whether the copied gradients equal those of the whole run, and no step wrote to their memory afterwards. */
 static bool same_gradients(const parts *p)
 {
     bool same = true;
@@ -90,7 +90,7 @@ static void run_step(parts *p, const tdm_step_key *key, size_t step)
     take_gradients(p, step);
 }
 
-/* Runs both ways; false (and a failed check) when they differ. `p` keeps what was counted. */
+/* Runs both ways; false (and a failed check) if they differ. `p` keeps the counts. */
 static bool run_alike(const tdm_graph *graph, const tdm_plan_options *options, parts *p)
 {
     const tdm_step_key key = {.seed = 7, .step = 3, .first_row = 5};
@@ -132,7 +132,7 @@ static tdm_graph *build(const tdm_job *job, tdm_shape sample, bool training)
     return graph;
 }
 
-/* Which gradients a plan has, and that all of them come one after the other, not at the end. */
+/* Which gradients a plan has, and that they are completed one after the other, not at the end. */
 static void check_steps(const tdm_graph *graph, bool training)
 {
     tdm_error err = {0};
@@ -188,7 +188,7 @@ static void models_run_in_parts(void)
         check_model("mlp", &mlp, tdm_shape_1(12));
         check_model("cnn", &cnn, tdm_shape_2(12, 12));
         check_model("gpt", &gpt, tdm_shape_1(7));
-        /* Eleven million parameters: once with copies of everything is enough. */
+        /* Eleven million parameters: one run with copies of everything is enough. */
         if (recompute == TDM_RECOMPUTE_BLOCKS) check_model("resnet", &resnet, tdm_shape_3(8, 8, 3));
     }
 }
@@ -208,8 +208,8 @@ static void random_graphs_run_in_parts(void)
     }
 }
 
-/* A gradient that serves two parameters, and is read by others after it was made: it is complete only
- * when the last of them has read it. */
+/* A gradient of two parameters that other ops read afterwards: it is complete only when the last of them has
+ * read it. */
 static void a_gradient_that_others_read_stays(void)
 {
     tdm_error err = {0};

@@ -1,7 +1,7 @@
 /*
- * pool_test.c: pools: `ref` against a naive one, every other kernel against `ref` on odd windows and
- * channels, gradients by differences, and what the builder refuses. The largest number is the same
- * bits everywhere; sums may be rounded in another order.
+ * pool_test.c: pools: `ref` against a naive one, every other kernel against `ref` on odd windows and channels,
+ * gradients by differences, and errors of the builder. Maxima have the same bits everywhere; sums may be
+ * rounded in another order.
  */
 #include "kernel/double_eval_image.h"
 #include "kernel/gradient_bench.h"
@@ -29,7 +29,7 @@ static tdm_tensor of_type(tdm_dtype dtype, tdm_shape shape)
     return (tdm_tensor){dtype, shape, NULL};
 }
 
-/* A winner for each window, which must be in the image. */
+/* The index of the maximum of each window, which must be in the image. */
 static void draw_winners(kernel_bench *b, const pool_case *c)
 {
     const int64_t *y = b->call.in[1].shape.dim;
@@ -72,7 +72,7 @@ static kernel_bench bench_of(tdm_op_kind op, const pool_case *c)
     return b;
 }
 
-/* The winner is found again by its index. */
+/* The maximum is found at its index. */
 static void check_index(const kernel_bench *b, int64_t i)
 {
     const tdm_op_attrs *a = &b->call.attrs;
@@ -111,7 +111,7 @@ static void ref_agrees_with_the_definition(void)
         }
 }
 
-/* Returns a hash of what the best level gave. */
+/* Returns a hash of the result of the best level. */
 static uint64_t compare_to_ref(tdm_op_kind op, const pool_case *c, int threads)
 {
     kernel_bench b = bench_of(op, c), ref = bench_of(op, c);
@@ -148,7 +148,8 @@ static void threads_do_not_change_the_bits(void)
     }
 }
 
-/* Of equals the first wins, NaN wins over all, and minus infinity is a number like others. */
+/* Of equal numbers the first is the maximum, NaN is larger than all, and minus infinity is a number like
+ * others. */
 static void ties_and_strange_numbers(void)
 {
     static const pool_case c = {1, 2, 8, 19, {2, 2}, {2, 2}, {0, 0}};

@@ -82,7 +82,7 @@ static void products_have_the_defined_bits(void)
         }
 }
 
-/* A row alone has the bits that it has among others. */
+/* A row alone has the same bits as among others. */
 static void rows_do_not_depend_on_each_other(void)
 {
     matmul_case all = {77, 90, 500}, one = {1, 90, 500};
@@ -100,7 +100,7 @@ static void rows_do_not_depend_on_each_other(void)
     kernel_bench_close(&single);
 }
 
-/* A caller may ask once for several products that are not larger. */
+/* A caller may request scratch once for several products that are not larger. */
 static void scratch_never_falls_as_sizes_grow(void)
 {
     static const int64_t sizes[] = {1, 5, 12, 13, 96, 144, 145, 240, 289, 384, 385, 768, 864, 5000};
@@ -164,7 +164,7 @@ static kernel_bench conv_bench(const conv_case *c, int way, int threads)
     return b;
 }
 
-/* Runs the first of our backends that supports the call, as a plan does. */
+/* Runs the first of Tandem's backends that supports the call, as a plan does. */
 static void bench_run_portable(kernel_bench *b)
 {
     for (size_t i = 0; i < tdm_kernel_backend_count(); i++) {
@@ -231,7 +231,8 @@ static void all_levels_have_the_same_bits(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(all_levels_have_the_same_bits), /* first: its processes must find no level in use */
+    /* first: its processes must not inherit a level in use */
+    CHECK_TEST(all_levels_have_the_same_bits),
     CHECK_TEST(products_have_the_defined_bits),
     CHECK_TEST(rows_do_not_depend_on_each_other),
     CHECK_TEST(scratch_never_falls_as_sizes_grow),

@@ -13,7 +13,7 @@ static void random_graph_keep(random_graph *r, tdm_value v)
     if (r->pool_count < RANDOM_GRAPH_POOL) r->pool[r->pool_count++] = v;
 }
 
-/* An older value is picked now and then, a recent one more often. */
+/* Selects a recent value in most cases, and sometimes an older one. */
 static tdm_value random_graph_pick(random_graph *r)
 {
     uint64_t back = random_graph_below(r, 1 + random_graph_below(r, r->pool_count));
@@ -31,7 +31,7 @@ static tdm_value random_graph_leaf(random_graph *r, tdm_shape shape, bool may_tr
     return tdm_graph_input(r->graph, name, TDM_DTYPE_F32, shape);
 }
 
-/* A matrix of this shape: one that is there, when the first few tries find one, or a new leaf. */
+/* A matrix of this shape: an existing one, if the first few attempts find one, or a new leaf. */
 static tdm_value random_graph_matrix(random_graph *r, int64_t rows, int64_t cols)
 {
     for (int i = 0; i < 6; i++) {
@@ -54,7 +54,7 @@ static tdm_value random_graph_matmul(random_graph *r, tdm_value x)
     int64_t K = shape.dim[!o.trans_a], N = sizes[random_graph_below(r, 6)];
     tdm_value b = o.trans_b ? random_graph_matrix(r, N, K) : random_graph_matrix(r, K, N);
     if (random_graph_below(r, 2)) o.bias = random_graph_leaf(r, tdm_shape_1(N), true);
-    /* Squashed, so that long chains of products neither grow nor die. */
+    /* Limited, so that long chains of products neither grow nor vanish. */
     return tdm_graph_tanh(g, tdm_graph_matmul(g, x, b, &o));
 }
 
@@ -71,7 +71,7 @@ static tdm_value random_graph_reshape(random_graph *r, tdm_value x)
     }
 }
 
-/* Ops that move numbers about, and sums and products with a shorter or an equal operand. */
+/* Ops that move numbers, and sums and products with a shorter or an equal operand. */
 static tdm_value random_graph_moved(random_graph *r, tdm_value x)
 {
     tdm_graph *g = r->graph;
@@ -117,7 +117,7 @@ static void random_graph_op(random_graph *r)
     random_graph_keep(r, y);
 }
 
-/* The sum of a cross entropy, and of the squares of another value now and then. */
+/* The sum of a cross entropy, and sometimes of the squares of another value. */
 static tdm_value random_graph_loss(random_graph *r)
 {
     tdm_graph *g = r->graph;

@@ -1,7 +1,7 @@
 /*
- * random_graph.h: random training graphs: some tens of ops over small matrices, with values that are
- * used never, once or often, views of views, and parameters in all roles. The same seed gives the
- * same graph, value by value.
+ * random_graph.h: random training graphs: some tens of ops over small matrices, with values that are never
+ * used, used once or often, views of views, and parameters in all roles. The same seed gives the same graph,
+ * value by value.
  */
 #ifndef TANDEM_TESTS_KERNEL_RANDOM_GRAPH_H
 #define TANDEM_TESTS_KERNEL_RANDOM_GRAPH_H

@@ -1,6 +1,6 @@
 /*
- * random_test.c: the numbers with which parameters begin: the same at every level, on every number of
- * threads and for every length of the row, and distributed as they should be.
+ * random_test.c: the initial values of parameters: the same at every level, with every number of threads and
+ * for every length of the row, and with the right distribution.
  */
 #include "base/base.h"
 #include "check.h"
@@ -40,7 +40,7 @@ static void every_level_draws_the_same(void)
             a[n] = b[n] = -5;
             at[0]->normal(address, 0.5, 0, a, n);
             at[i]->normal(address, 0.5, 0, b, n);
-            CHECK(memcmp(a, b, (n + 1) * sizeof(float)) == 0); /* and nothing behind it */
+            CHECK(memcmp(a, b, (n + 1) * sizeof(float)) == 0); /* and nothing after it */
             at[0]->uniform(address, 0.1, 0, a, n);
             at[i]->uniform(address, 0.1, 0, b, n);
             CHECK(memcmp(a, b, (n + 1) * sizeof(float)) == 0);
@@ -96,7 +96,7 @@ static void normal_numbers_are_normal(void)
         if (i > 0) pairs += z * (double)x[i - 1] / 2;
         beyond += fabs(z) > 1.959963985;
     }
-    /* Four deviations of each estimate. */
+    /* Four standard deviations of each estimate. */
     CHECK(fabs(sum / LONG) < 4 / sqrt(LONG));
     CHECK(fabs(squares / LONG - 1) < 4 * sqrt(2.0 / LONG));
     CHECK(fabs(fourth / LONG - 3) < 4 * sqrt(96.0 / LONG));

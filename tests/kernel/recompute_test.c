@@ -1,9 +1,9 @@
 /*
- * recompute_test.c: computing activations again must not show, but for the memory.
+ * recompute_test.c: recomputation must affect nothing but the memory.
  *
- * Random graphs, cut into blocks at random, run as they are and with recomputation: all outputs and
- * all gradients must agree bit for bit. Towers of residual blocks with dropout, norms and running
- * statistics show what is computed again, where, and how much smaller the arena becomes.
+ * Random graphs, cut into blocks at random, run with and without recomputation: all outputs and all gradients
+ * must agree bit for bit. Towers of residual blocks with dropout, norms and running statistics show what is
+ * recomputed, where, and how much smaller the arena becomes.
  */
 #include "graph_bench.h"
 #include "kernel/random_graph.h"
@@ -81,7 +81,7 @@ static void test_random_graphs(void)
             tdm_graph_destroy(thrifty);
         }
     }
-    CHECK(recomputed[TDM_RECOMPUTE_BLOCKS] > 200); /* so it was put to the test */
+    CHECK(recomputed[TDM_RECOMPUTE_BLOCKS] > 200); /* so recomputation was tested */
     CHECK(recomputed[TDM_RECOMPUTE_FULL] > 200);
 }
 
@@ -165,14 +165,15 @@ static void test_towers(void)
     const size_t *high = arenas[3];
     CHECK(high[TDM_RECOMPUTE_BLOCKS] < high[TDM_RECOMPUTE_NONE] / 4);
     CHECK(high[TDM_RECOMPUTE_FULL] < high[TDM_RECOMPUTE_BLOCKS] * 3 / 4);
-    /* A block more costs its result with `blocks`, and about all it computes without. */
+    /* An additional block needs memory for its result with `blocks`, and for almost all its values without.
+     * */
     size_t result = ROWS * WIDTH * sizeof(float);
     size_t blocks_more = (high[TDM_RECOMPUTE_BLOCKS] - arenas[2][TDM_RECOMPUTE_BLOCKS]) / (24 - 5);
     CHECK(blocks_more >= result && blocks_more < result + result / 4);
     CHECK((high[TDM_RECOMPUTE_NONE] - arenas[2][TDM_RECOMPUTE_NONE]) / (24 - 5) > 8 * result);
 }
 
-/* The place of the node of that name, or -1. */
+/* The index of the node with that name, or -1. */
 static long place_of(const tdm_graph *g, const char *name)
 {
     for (size_t n = 0; n < tdm_graph_node_count(g); n++)
@@ -187,16 +188,16 @@ static void test_what_is_recomputed(void)
     CHECK(place_of(g, "b1.batch_norm.again") > 0);
     CHECK(place_of(g, "b1.matmul.again") > 0);
     CHECK(place_of(g, "b1.gelu.again") > 0);
-    /* Needed by nobody: a sum's gradient needs no sum, nor a mask's what it masked. */
+    /* Not needed: the gradient of a sum needs no sum, nor that of a mask the masked value. */
     CHECK_INT(place_of(g, "b1.dropout.again"), -1);
     CHECK_INT(place_of(g, "b1.add.again"), -1);
     /* Observed once. */
     CHECK_INT(place_of(g, "b1.copy.again"), -1);
-    /* The last block, and what lies before the first: only the latter's inside. */
+    /* The last block, and the ops before the first block: of the latter only those between ops. */
     CHECK_INT(place_of(g, "head.matmul.again"), -1);
     CHECK_INT(place_of(g, "head.cross_entropy.again"), -1);
     CHECK_INT(place_of(g, "tanh.again"), -1);
-    /* Right before they are needed: after the backward pass of the block behind. */
+    /* Directly before their use: after the backward pass of the following block. */
     CHECK(place_of(g, "b2.batch_norm.again") < place_of(g, "b2.batch_norm.batch_norm_grad"));
     CHECK(place_of(g, "b2.batch_norm.batch_norm_grad") < place_of(g, "b1.batch_norm.again"));
     CHECK(place_of(g, "b1.batch_norm.again") < place_of(g, "b1.batch_norm.batch_norm_grad"));
@@ -208,8 +209,7 @@ static void test_what_is_recomputed(void)
     tdm_graph_destroy(g);
 }
 
-/* Without marks there is one block, the last, and so nothing to do for `blocks`; `full` finds where
- * to cut. */
+/* Without marks the last block is the only one, so `blocks` has no effect; `full` finds positions to cut. */
 static void test_without_marks(void)
 {
     for (int what = TDM_RECOMPUTE_BLOCKS; what <= TDM_RECOMPUTE_FULL; what++) {

@@ -1,7 +1,7 @@
 /*
- * sync_batch_norm_test.c: with parallel.sync_batchnorm the lanes of a batch compute what one lane with
- * all rows does: losses, gradients and observed statistics, up to rounding. The lanes are played by
- * hand (lanes_bench.h): uneven ones, and lanes of a single row.
+ * sync_batch_norm_test.c: with parallel.sync_batchnorm the lanes of a batch compute the same as one lane with
+ * all rows: losses, gradients and observed statistics, up to rounding. lanes_bench.h executes the lanes: uneven
+ * ones, and lanes of a single row.
  */
 #include "nn/nn.h"
 #include <tandem/nn.h>
@@ -15,7 +15,7 @@ typedef struct trial {
     tdm_job job;
     tdm_shape sample;
     size_t norms;   /* of the model: each has a sum over lanes forward, and one backward */
-    double allowed; /* differences, in parts of the largest number */
+    double allowed; /* differences, relative to the largest number */
 } trial;
 
 static tdm_graph *build(const trial *t, int64_t rows, int64_t batch, bool sync)
@@ -51,7 +51,7 @@ static void init(const bench *b, const tdm_graph *graph)
     tdm_model_init(graph, 3, b->params);
 }
 
-/* The largest difference between the lanes' sum and the whole, of all numbers of one kind of parameter,
+/* The largest difference between the sum over lanes and the whole, over all numbers of one kind of parameter,
  * and the largest number there. */
 static double apart(const lanes_bench *lanes, const bench *whole, bool trained, double *largest)
 {
@@ -142,7 +142,7 @@ static void lanes_are_one_batch(void)
                .allowed = 2e-5};
     for (int what = TDM_JOB_RECOMPUTE_NONE; what <= TDM_JOB_RECOMPUTE_FULL; what++) {
         t.job.memory.recompute = what;
-        lanes_against_whole(&t, 8, 1); /* nothing to exchange */
+        lanes_against_whole(&t, 8, 1); /* no values to exchange */
         lanes_against_whole(&t, 8, 2);
         lanes_against_whole(&t, 7, 3);
         lanes_against_whole(&t, 11, 8);
@@ -150,7 +150,7 @@ static void lanes_are_one_batch(void)
     }
 }
 
-/* Twenty norms, one after the other, each of which hands on what rounding did to the one before. */
+/* Twenty norms in sequence, each of which passes on the rounding errors of the previous ones. */
 static void residual_networks(void)
 {
     trial t = {.name = "resnet",
@@ -186,7 +186,7 @@ static void without_the_key_there_is_nothing_to_exchange(void)
 
 enum { ROWS = 40, C = 3, LANES = 4 };
 
-/* A norm of one lane's rows alone, with what was observed as outputs. */
+/* A norm of the rows of one lane alone, with the observed statistics as outputs. */
 static tdm_graph *norm_graph(bool has_mean)
 {
     tdm_graph *g = tdm_graph_create();
@@ -205,7 +205,7 @@ static tdm_graph *norm_graph(bool has_mean)
     return g;
 }
 
-/* Numbers around `centre`, and a channel in which all are the same; squared about `about`. */
+/* Numbers around `centre`, and a channel in which all are equal; squared relative to `about`. */
 static void check_digits(float centre, float about, double allowed)
 {
     lanes_bench b = {0};
@@ -242,8 +242,8 @@ static void variances_keep_their_digits(void)
 {
     check_digits(0, 0, 1e-6);
     check_digits(3, 0, 5e-6);
-    check_digits(1000, 1001, 1e-5); /* a running mean that is about right */
-    check_digits(30, 0, 5e-4);      /* and one that has not begun to follow */
+    check_digits(1000, 1001, 1e-5); /* a running mean that is nearly right */
+    check_digits(30, 0, 5e-4);      /* and one that is still at its initial value */
 }
 
 static const check_test tests[] = {

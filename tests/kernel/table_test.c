@@ -1,11 +1,11 @@
 /*
- * table_test.c: a walk over the table of kernels. Every op has a row in `ref`, which defines it, and a
- * fast one beside it; the exceptions stand here, each with its reason. Prints who computes what.
+ * table_test.c: checks the table of kernels. Every op has a row in `ref`, which defines it, and a fast one; the
+ * exceptions are listed here, each with its reason. Prints which backend computes which op.
  */
 #include "check.h"
 #include "graph/internal.h"
 
-/* What needs no fast kernel, and why. */
+/* Ops that need no fast kernel, with the reason. */
 static const char *const exceptions[TDM_OP_COUNT] = {
     [TDM_OP_RESHAPE] = "a view: nothing runs",
     [TDM_OP_BATCH_NORM_JOIN] = "a few numbers for each channel",
@@ -32,11 +32,11 @@ static void every_op_has_a_fast_kernel(void)
                                 : "ref alone");
         if (!fast && !exceptions[op]) fprintf(stderr, "  %s has no fast kernel\n", name);
         CHECK(fast || exceptions[op]);
-        CHECK(!fast || !exceptions[op]); /* an exception that is none any more */
+        CHECK(!fast || !exceptions[op]); /* an exception that is not needed any more */
     }
 }
 
-/* A reshape is never run, so nobody has a kernel for it. */
+/* A reshape is never run, so no backend has a kernel for it. */
 static void ref_has_every_op_that_runs(void)
 {
     size_t ref = tdm_kernel_backend_count() - 1;

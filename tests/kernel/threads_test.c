@@ -1,7 +1,7 @@
 /*
- * threads_test.c: the threads that kernels compute with: every unit once, whatever the cut, the number
- * of threads, the size of the work, the caller; nested calls; the control word of the floating-point
- * unit; children by fork(); and CPU time where there are more threads than CPUs.
+ * threads_test.c: the threads of kernels: every unit is processed once, for any division, number of threads,
+ * size of the work, and caller; nested calls; the control word of the floating-point unit; children of fork();
+ * and CPU time if there are more threads than CPUs.
  */
 #include "check.h"
 #include "tensor/kernels/backends.h"
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 enum { MAX_UNITS = 5000, MAX_THREADS = 40 };
-/* Under the thread sanitizer, a child of a process with threads may start none. */
+/* Under the thread sanitizer, a child of a process with threads must not start any. */
 #if defined(__has_feature)
 #define HAS_FEATURE(x) __has_feature(x)
 #else
@@ -31,7 +31,8 @@ enum { ROUNDS = 100000, CHILDREN_HAVE_THREADS = true };
 #endif
 
 typedef struct tally {
-    unsigned char *done;   /* plain memory: the thread sanitizer sees whether rounds are in order */
+    /* plain memory: the thread sanitizer detects rounds that are not ordered */
+    unsigned char *done;
     _Atomic uint64_t seen; /* a bit for each thread */
 } tally;
 
@@ -97,7 +98,7 @@ static void many_rounds_of_little_work(void)
     tdm_kernel_crowded_set(false);
     tdm_kernel_threads_set(before);
     CHECK_INT(failures, 0);
-    CHECK(atomic_load(&t.seen) != 1); /* helpers had a part in it */
+    CHECK(atomic_load(&t.seen) != 1); /* helpers took part */
 }
 
 static void nested_calls_stay_on_their_thread(void)
@@ -113,7 +114,7 @@ static void nested_calls_stay_on_their_thread(void)
     tdm_kernel_threads_set(before);
 }
 
-/* Small work stays on the calling thread, and all of it is one piece. */
+/* Small work stays on the calling thread, as one piece. */
 static void note_call(const void *args, int64_t begin, int64_t end)
 {
     int64_t *range = (int64_t *)(uintptr_t)args;
@@ -165,7 +166,7 @@ static void compare_words(const void *args, int64_t begin, int64_t end)
     (void)end;
     atomic_fetch_or(&w->seen, UINT64_C(1) << tdm_kernel_thread());
     if (tdm__control_word() != w->expected) atomic_fetch_add(&w->wrong, 1);
-    /* Give the others time to come: this piece is longer than waking one. */
+    /* Gives the others time to join: this piece takes longer than waking a thread. */
     for (int i = 0; i < 50 && atomic_load(&w->seen) != 7; i++)
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
@@ -186,13 +187,13 @@ static void helpers_compute_as_their_caller(void)
     tdm_kernel_threads_set(before);
 }
 
-/* True in `user`: children computed what they should. */
+/* True in `user`: children computed the expected result. */
 static void *fork_and_spread(void *user)
 {
-    bool *is_fine = user, fine = spread_once(3, 100, 1); /* now there is a pool */
+    bool *is_fine = user, fine = spread_once(3, 100, 1); /* now the pool exists */
     pid_t pid = fork();
     if (pid == 0) {
-        alarm(60); /* a child that waits for threads it does not have ends by this */
+        alarm(60); /* a child that waits for threads that it does not have is ended by this */
         fine = fine && spread_once(3, 100, 1) && spread_once(5, 1000, 1);
         pid_t inner = fork();
         if (inner == 0) _exit(spread_once(4, 100, 1) ? 0 : 1);
@@ -225,7 +226,7 @@ static void handle(int signal)
     (void)signal;
 }
 
-/* A signal to the process is never taken by a helper, whose system calls it would interrupt. */
+/* A helper must never receive a signal to the process, which would interrupt its system calls. */
 static void helpers_take_no_signals(void)
 {
     sigset_t usual, before;
@@ -239,7 +240,7 @@ static void helpers_take_no_signals(void)
     nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
     sigset_t pending;
     sigpending(&pending);
-    CHECK(sigismember(&pending, SIGUSR1)); /* so nobody took it */
+    CHECK(sigismember(&pending, SIGUSR1)); /* so no thread received it */
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     sigaction(SIGUSR1, &old, NULL);
 }
@@ -272,7 +273,7 @@ static double cpu_of_rounds(int thread_count)
     return took_s;
 }
 
-/* Eight threads on one CPU take about the CPU time of one: they do not spin for each other. */
+/* Eight threads on one CPU take about the CPU time of one: they do not spin while they wait. */
 static void crowded_threads_do_not_spin(void)
 {
     cpu_set_t all, one;

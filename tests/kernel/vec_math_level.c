@@ -1,6 +1,6 @@
 /*
- * vec_math_level.c: the functions of vec/math.h and vec/activations.h behind pointers, compiled for
- * each level as the kernels are, so that tests can try every level that the machine has.
+ * vec_math_level.c: the functions of vec/math.h and vec/activations.h as pointers, compiled for each level as
+ * the kernels are, so that tests can call every level that the machine supports.
  */
 #include "kernel/vec_math_level.h"
 #include "tensor/kernels/cpu/vec/activations.h"

@@ -1,6 +1,6 @@
 /*
- * vec_test.c: the vector kernels at every level that this machine can run: against `ref`, against
- * themselves in other places and on other numbers of threads, and their functions against libm.
+ * vec_test.c: the vector kernels at every level that this machine can run: against `ref`, against themselves at
+ * other offsets and with other numbers of threads, and their functions against libm.
  */
 #include "kernel/vec_math_level.h"
 #include "kernel/vec_trial.h"
@@ -251,7 +251,7 @@ static void embeddings(void)
             compare(embedding_trial(TDM_OP_EMBEDDING, 11, sizes[s], places), false);
             trial grad = embedding_trial(TDM_OP_EMBEDDING_GRAD, 11, sizes[s], places);
             compare(grad, false);
-            grad.in[2] = grad.out[0]; /* added to what is there */
+            grad.in[2] = grad.out[0]; /* added to the existing numbers */
             grad.in_count = 3;
             compare(grad, false);
         }
@@ -277,7 +277,8 @@ static void dropout_has_the_bits_of_ref(void)
         for (int s = 0; s < SIZE_COUNT; s++)
             compare(dropout_trial(3, sizes[s], probabilities[p]), true);
     compare(dropout_trial(2, 5000, 0.25f), true);
-    /* A probability that is exactly what element 7 of the first row draws, and the next one up. */
+    /* A probability that is exactly the random number of element 7 of the first row, and the next larger one.
+     * */
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = TRIAL_SEED,
                                                .stream = TDM_RNG_STREAM_DROPOUT,
                                                .sub_stream = TRIAL_SUB_STREAM,
@@ -300,7 +301,7 @@ static void transpose_with(tdm_shape from, const int perm[TDM_MAX_DIMS])
     compare(t, false);
 }
 
-/* All orders of four dimensions, on three sets of sizes; and matrices of many sizes. */
+/* All orders of four dimensions, with three sets of sizes; and matrices of many sizes. */
 static void transposes(void)
 {
     static const tdm_shape shapes[] = {
@@ -359,7 +360,7 @@ static void run_on(const level *l, tdm_op_kind op, int in_count, const float *da
     kernel->run(NULL, &call, &(tdm_step_key){0});
 }
 
-/* Every stretch of a tensor, by itself, gives the bits that it has within the whole. */
+/* Every range of a tensor gives the same bits alone as within the whole. */
 static void an_element_does_not_know_its_place(void)
 {
     enum { COUNT = 150 };
@@ -378,7 +379,7 @@ static void an_element_does_not_know_its_place(void)
         }
 }
 
-/* The columns of a sum over rows, taken one by one. */
+/* The columns of a sum over rows, one at a time. */
 static void a_column_does_not_know_its_neighbours(void)
 {
     enum { ROWS = 300, COLUMNS = 37 };
@@ -471,7 +472,7 @@ static double sigmoid(double x)
     return 1 / (1 + exp(-x));
 }
 
-/* Every 4001st of all 2^32 patterns of bits: some two thousand of each sign and exponent. */
+/* Every 4001st of all 2^32 bit patterns: about two thousand of each sign and exponent. */
 static double worst_ulp(vec_math_fn f, double (*exact)(double))
 {
     enum { STRIDE = 4001, BATCH = 48 };
@@ -547,7 +548,7 @@ static void update_in_two(const tdm_optim_ops *ops, size_t cut, optim_numbers *n
     }
 }
 
-/* Optimisers round every product and sum alone: all levels, and all cuts, give the same bits. */
+/* Optimisers round every product and sum separately: all levels, and all divisions, give the same bits. */
 static void optimisers_have_one_set_of_bits(void)
 {
     static optim_numbers start, first, now;
@@ -589,7 +590,7 @@ static void sums_of_gradients(void)
         }
 }
 
-/* Where a number that is not modest stands, and how large it is, both decide nothing. */
+/* Neither the position nor the size of a number beyond the safe range matters. */
 static void modest_numbers(void)
 {
     enum { COUNT = 70 };
@@ -610,7 +611,7 @@ static void modest_numbers(void)
                 CHECK(!tdm_kernel_add_into(y, zeros, count));
             }
         }
-    float a = 0x1p46f, b = 0x1p46f; /* the sum is what counts */
+    float a = 0x1p46f, b = 0x1p46f; /* the sum counts */
     CHECK(!tdm_kernel_add_into(&a, &b, 1));
 }
 

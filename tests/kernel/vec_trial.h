@@ -1,10 +1,9 @@
 /*
- * vec_trial.h: one op on one set of shapes and numbers, run on any backend.
+ * vec_trial.h: one op with one set of shapes and numbers, run on any backend.
  *
- * The inputs of a trial are a function of its seed. All operands are between guards: a write beside
- * one is seen, a read beside one spoils the result. Outputs begin as NaN, inputs must come back
- * untouched, scratch is exactly as large as prepare() asked for, and data pointers are given after
- * it, as a plan does.
+ * The inputs of a trial are a function of its seed. All operands are between guards: a write outside an operand
+ * is detected, a read outside makes the result wrong. Outputs contain NaN at first, inputs must be unchanged,
+ * scratch is exactly as large as prepare() requested, and data pointers are set after it, as a plan does.
  */
 #ifndef TANDEM_TESTS_KERNEL_VEC_TRIAL_H
 #define TANDEM_TESTS_KERNEL_VEC_TRIAL_H
@@ -17,7 +16,7 @@
 #include <stdlib.h>
 
 enum { TRIAL_GUARD_BYTES = 128, TRIAL_MAX_INPUTS = TDM_OP_MAX_INPUTS };
-/* Where in a run the trials stand: dropout depends on it. */
+/* The position of the trials in a run, which determines dropout. */
 enum { TRIAL_SEED = 77, TRIAL_STEP = 9, TRIAL_FIRST_ROW = 5, TRIAL_SUB_STREAM = 4 };
 
 typedef struct trial {
@@ -27,10 +26,10 @@ typedef struct trial {
     int in_count, out_count;
     int32_t class_count;       /* in[1] is i32, in [0, class_count) */
     double spread;             /* of random inputs, around 0; 0: 3 */
-    bool extremes;             /* huge, tiny and strange numbers among those of the last input */
+    bool extremes;             /* huge, tiny and special numbers among those of the last input */
     bool infinities;           /* and infinite ones */
     double relative, absolute; /* allowed difference from ref; both 0: the same bits */
-    bool over_first;           /* the last output lies over in[0] */
+    bool over_first;           /* the last output overwrites in[0] */
 } trial;
 
 typedef struct trial_result {
@@ -51,7 +50,7 @@ void vec_trial_free(trial_result *result);
 
 bool vec_trial_same_bits(const float *a, const float *b, size_t count);
 
-/* Two results of one trial; says where they differ first. */
+/* Compares two results of one trial; reports the first difference. */
 void vec_trial_compare(const trial *t, int level, const trial_result *got,
                        const trial_result *expected);
 

@@ -1,4 +1,4 @@
-/* no_entry.c: a shared object that has nothing for tandem. */
+/* no_entry.c: a shared object without an entry function for Tandem. */
 int nothing_for_tandem(void);
 
 int nothing_for_tandem(void)

@@ -1,4 +1,4 @@
-/* no_table.c: a library that has the entry, but gives nothing there. */
+/* no_table.c: a library whose entry function returns NULL. */
 #include <tandem/library.h>
 
 const tdm_model_library *tdm_library_entry(void)

@@ -1,7 +1,6 @@
 /*
- * old_symbols.c: a model that calls, as a library compiled by older headers does, the functions that are inline now.
- *
- * The headers have other functions of these names, so each is declared here under its symbol.
+ * old_symbols.c: a model that calls the functions that are inline now, like a library compiled with older
+ * headers. The headers define other functions with these names, so each is declared here under its symbol.
  */
 #include <tandem/library.h>
 
@@ -34,7 +33,7 @@ OLD(tdm_value, tdm_graph_huber,
 OLD(tdm_value, tdm_graph_cross_entropy,
     (tdm_graph * graph, tdm_value logits, tdm_value classes, double scale));
 
-/* Whether the shapes, the tensor and the arena are what they were. */
+/* Whether the shapes, the tensor and the arena have the expected values. */
 static bool helpers_work(void)
 {
     tdm_tensor tensor = {.shape = old_tdm_shape_4(2, 3, 4, 5)};
@@ -52,7 +51,7 @@ static tdm_value add(tdm_graph *graph, tdm_value sum, tdm_value y)
     return tdm_graph_add(graph, sum, y);
 }
 
-/* The loader must find these as well; a classifier does not use them. */
+/* The loader must find these as well; a classifier does not call them. */
 static void *const unused[] = {
     (void *)old_tdm_graph_max_pool, (void *)old_tdm_graph_average_pool, (void *)old_tdm_graph_mse,
     (void *)old_tdm_graph_l1,       (void *)old_tdm_graph_bce_logits,   (void *)old_tdm_graph_kl,

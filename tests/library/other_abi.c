@@ -1,4 +1,4 @@
-/* other_abi.c: a library compiled for a version of the interface that is still to come. */
+/* other_abi.c: a library compiled for a future version of the interface. */
 #include <tandem/library.h>
 
 static const tdm_model_library library = {.abi = TDM_LIBRARY_ABI + 1, .name = "later"};

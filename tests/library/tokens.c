@@ -1,6 +1,6 @@
 /*
- * tokens.c: a library with a model of tokens: the next one is guessed from the last one alone, by a
- * table of V x V logits. Its option `rows` must be given; there may be more of them than tokens.
+ * tokens.c: a library with a token model, which predicts the next token from the last one alone, by a table of
+ * V x V logits. Its option `rows` is required; there may be more rows than tokens.
  */
 #include <tandem/library.h>
 

@@ -1,7 +1,8 @@
 /*
- * trial.c: a library whose model makes the mistake that its option names, or none. It is a linear
- * classifier with a buffer beside it, which nothing uses. The mistake `keep` is none: the graph is
- * given something of the library's own to keep, whose release the environment tells of.
+ * trial.c: a library whose model makes the mistake that its option names, or none.
+ *
+ * It is a linear classifier with an additional buffer that is not used. The mistake `keep` is not one: the
+ * graph owns an object of the library, whose release is reported through the environment.
  */
 #include <tandem/library.h>
 

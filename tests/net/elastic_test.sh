@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Three hosts in network namespaces, an etcd on each, agents that are started as by ssh: hosts die, links are
-# cut, etcd's leader dies. Training continues and ends with the bits of an undisturbed run; who is on the
-# smaller side of a cut stops by itself.
+# Three hosts in network namespaces, each with an etcd member, and agents that are started as by ssh: hosts
+# die, links are cut, etcd's leader dies. Training continues and ends with the bits of an undisturbed run;
+# workers on the smaller side of a partition stop by themselves.
 #   elastic_test.sh TANDEM [CASE...]
 # Cases: plain scope mirror back full cut etcd lineage. Needs root, `ip`, the kernel's namespaces and etcd (make setup-etcd);
 # without them the test is skipped (77).
@@ -37,7 +37,7 @@ ip -n "$switch" link set bridge up
 for host in 1 2 3; do
     ip netns add "$id-$host"
     ip -n "$id-$host" link set lo up
-    # Its number is another one on each host.
+    # The index of the device differs between hosts.
     ip -n "$switch" link add "port$host" type veth peer name net index $((20 + host)) netns "$id-$host"
     ip -n "$id-$host" addr add "10.78.0.$host/24" dev net
     ip -n "$id-$host" link set net up
@@ -74,7 +74,7 @@ start_etcd() {
         --initial-cluster-token "$id" --log-level error >"$work/etcd-$1.log" 2>&1 &
     etcd_pid[$1]=$!
 }
-# etcd_answers HOST: that its member is well.
+# etcd_answers HOST: its member is healthy.
 # shellcheck disable=SC2016 # the inner shell expands it
 etcd_answers() {
     ip netns exec "$id-1" timeout 5 bash -c '
@@ -108,7 +108,8 @@ start_all() {
     for host in 1 2 3; do wait_for_etcd "$host"; done
 }
 
-# ---- trainings -----------------------------------------------------------------------------------------------
+# ---- training runs
+# -------------------------------------------------------------------------------------------
 
 awk 'BEGIN { srand(4); for (i = 0; i < 300; i++) { line = ""
     for (k = 0; k < 5; k++) line = line sprintf("%.3f,", (k == i % 3 ? 1.5 : 0) + rand()); print line i % 3 } }' >"$work/data.csv"
@@ -130,8 +131,8 @@ hash_of() { sed -n 's/.*"hash":"\([0-9a-f]\{64\}\)".*/\1/p' "$1"; }
 want=$(hash_of "$work/alone.out")
 [ -n "$want" ] || { echo "no hash of an undisturbed run"; exit 1; }
 
-# start CASE HOST SETS...: two workers on each host; the launcher is on host 1. When a host is named, a worker
-# there stops in front of its step 45, so that the training cannot end before it is struck.
+# start CASE HOST SETS...: two workers on each host; the launcher is on host 1. If a host is named, a worker
+# there stops before its step 45, so that training cannot end before the fault.
 launcher=
 start() {
     local case=$1 sets=() set
@@ -143,7 +144,7 @@ start() {
         --set "run.dir=$work/$case" "${sets[@]}" >"$work/$case.out" 2>"$work/$case.err" &
     launcher=$!
 }
-# reach CASE: waits until it is there.
+# reach CASE: waits until that worker has stopped.
 reach() {
     local left=$((limit_s * 20))
     until [ -e "$work/$1.there" ]; do
@@ -166,8 +167,8 @@ show() {
     tail -n 20 "$work/$1.err"
     tail -n 40 "$work/$1"/net-1/log*.jsonl 2>/dev/null || true
 }
-# ends_well CASE LEAST: the launcher's exit code, the hash, the ledger, and at least LEAST epochs after the
-# first one: otherwise nothing had happened.
+# ends_well CASE LEAST: checks the launcher's exit code, the hash, the ledger, and that at least LEAST epochs
+# followed the first one: otherwise the fault had no effect.
 ends_well() {
     local code=0 got epochs
     wait "$launcher" || code=$?
@@ -183,12 +184,12 @@ ends_well() {
     echo "ok   $1: $epochs epochs after the first; $(head -n 1 "$work/ledger")"
 }
 no_worker_on() { [ -z "$(worker_on "$1")" ]; }
-# empties HOST SECONDS: all workers there end by themselves.
+# empties HOST SECONDS: all workers there exit by themselves.
 empties() { wait_until "$2" no_worker_on "$1"; }
 
 # ---- cases ---------------------------------------------------------------------------------------------------
 
-# one_log CASE: what the agents of all hosts have to say is in the run's one log, to the last line.
+# one_log CASE: the messages of the agents of all hosts are in the one log of the run, to the last line.
 one_log() {
     local host said
     for host in 1 2 3; do
@@ -218,7 +219,7 @@ case_scope() {
     ends_well scope 0
     unset NET_ENVIRONMENT
 }
-# strike CASE COMMAND...: in the middle of the training.
+# strike CASE COMMAND...: executes the command in the middle of the training.
 strike() {
     local case=$1
     shift
@@ -238,7 +239,7 @@ case_back() {
     strike back kill_host 2 && ends_well back 1
     start_all
 }
-# The disk is full when a host's death makes the others go back to a checkpoint: they wait for the disk.
+# The disk is full when the death of a host makes the others return to a checkpoint: they wait for the disk.
 case_full() {
     mkdir "$work/full"
     mount -t tmpfs -o size=16M tandem-test "$work/full" 2>"$work/why" ||
@@ -271,7 +272,7 @@ case_cut() {
 }
 kill_leader() {
     local host until=$((SECONDS + 30))
-    while [ "$SECONDS" -lt $until ]; do # a busy host may just be electing one
+    while [ "$SECONDS" -lt $until ]; do # etcd may just be electing a leader on a busy host
         for host in 1 2 3; do
             leads "$host" || continue
             kill -9 "${etcd_pid[$host]}"
@@ -288,8 +289,8 @@ case_etcd() {
     start_all
 }
 
-# Hosts 1 and 2 with a worker each. When both are killed at about the same time, the one that comes back
-# first may have the older state: it waits for the other one, and no step is lost.
+# Hosts 1 and 2 with a worker each. If both are killed at about the same time, the one that returns first may
+# have the older state: it waits for the other one, and no step is lost.
 other_worker() { # other_worker HOST PID: waits for another one there
     local left=600 pid
     while [ $left -gt 0 ]; do
@@ -318,7 +319,7 @@ case_lineage() {
     kill_worker 1 && sleep 0.5 && kill_worker 1 && sleep 0.5 && kill_worker 1 && sleep 0.3
     kill_worker 2 || complain "lineage: a worker did not come back"
     grep -q 'has the newest state in memory' "$work/lineage/net-1/log.jsonl" ||
-        sleep 2 # it may still be said
+        sleep 2 # the message may still be written
     ends_well lineage 5
     if grep -q 'training goes back' "$work/lineage/net-1/log.jsonl"; then complain "lineage: it went back"; fi
     want=$was

@@ -1,11 +1,12 @@
 # shellcheck shell=bash disable=SC2154 # tandem and work are the test's
-# hosts.sh: hosts for tests of real launchers, on one machine; to be sourced. $tandem is the program, and $work the
-# test's directory, which is not below /tmp.
+# hosts.sh: hosts for tests of real launchers, on one machine; to be sourced. $tandem is the program, and
+# $work the directory of the test, which is not below /tmp.
 #
-# A host is a set of namespaces: network (10.79.0.N, behind a bridge), processes, host name and mounts. It has its
-# own /tmp, /run and /dev/shm, an /etc/hosts with all names, and an /etc/passwd in which root's home is a directory
-# of the test, $work/home-NAME: so daemons and clients run as packaged, with their usual paths, and leave the
-# machine's own files alone. All else, $work included, is shared, as by a network file system.
+# A host is a set of namespaces: network (10.79.0.N, behind a bridge), processes, host name and mounts. It has
+# a separate /tmp, /run and /dev/shm, an /etc/hosts with all names, and an /etc/passwd in which root's home is
+# a directory of the test, $work/home-NAME: so daemons and clients run as packaged, with their usual paths,
+# and do not change the machine's own files. Everything else, including $work, is shared, as by a network file
+# system.
 
 id=tdmh$$
 hosts_names=()
@@ -33,14 +34,14 @@ on() {
     nsenter --target "${host_init[$name]}" --root --wd --net --mount --uts --pid -- "$@"
 }
 
-# The first process of a host: it takes in orphans, and all others of the host end with it.
+# The first process of a host: it adopts orphans, and all others of the host end with it.
 # shellcheck disable=SC2016 # the inner shell expands them
 hosts_init='
     set -e
     mount --make-rprivate /
     mkdir -p "$1/tmp-$2"
     mount -t tmpfs -o mode=1777 tmpfs "$1/tmp-$2"
-    case $3 in /tmp/*) # the program stays where it is
+    case $3 in /tmp/*) # the path of the program does not change
         mkdir -p "$1/tmp-$2/${3#/tmp/}"
         mount --bind "$3" "$1/tmp-$2/${3#/tmp/}"
         ;;
@@ -75,7 +76,7 @@ host_start() {
     host_init[$name]=$(cat "/proc/$unshare/task/$unshare/children")
     host_init[$name]=${host_init[$name]%% *}
 }
-# host_kill NAME: all its processes at once, as when it loses its power; waits until they are gone.
+# host_kill NAME: kills all its processes at once, like a power failure; waits until they have ended.
 host_kill() {
     kill -9 "${host_init[$1]}" 2>/dev/null || true
     while [ -n "$(ip netns pids "$id-$1" 2>/dev/null)" ]; do sleep 0.02; done
@@ -133,7 +134,8 @@ etcd_start() {
 }
 etcd_answers() { on "$1" "$tandem" ps --store "$store" >/dev/null 2>&1; }
 
-# ---- trainings -----------------------------------------------------------------------------------------------
+# ---- training runs
+# ---------------------------------------------------------------------------------------------
 
 # job_make FILE: a small job of 350 steps, and its data.
 job_make() {
@@ -154,7 +156,7 @@ YAML
 }
 hash_in() { sed -n 's/.*"hash":"\([0-9a-f]\{64\}\)".*/\1/p' "$1"; }
 
-# shown_in SECRET NAMES...: processes of these hosts that have the text among their words.
+# shown_in SECRET NAMES...: processes of these hosts with the text in their command line.
 shown_in() {
     local secret=$1 name pid
     shift

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trainings that a real Slurm starts: munged and slurmd on the hosts n1 and n2, slurmctld and etcd on the host head.
-# Workers and a node are killed, jobs are put back into the queue; the script is examples/10_slurm/train.sbatch.
+# Training runs that a real Slurm starts: munged and slurmd on the hosts n1 and n2, slurmctld and etcd on the
+# host head. Workers and a node are killed, jobs are requeued; the script is examples/10_slurm/train.sbatch.
 #   slurm_test.sh TANDEM [CASE...]
 # Cases: worker requeue node survive cancel fixed. Needs root, namespaces, Slurm, munge and etcd (make
 # setup-launchers setup-etcd); without them the test is skipped (77).
@@ -26,7 +26,7 @@ limit_s=120 # for one job
 hosts_make head n1 n2
 (umask 077 && head -c 128 /dev/urandom >"$work/munge.key")
 mkdir "$work/state" "$work/jobs"
-echo 'CgroupPlugin=cgroup/v1' >"$work/cgroup.conf" # none is used; without a word it looks for one
+echo 'CgroupPlugin=cgroup/v1' >"$work/cgroup.conf" # no cgroup is used; without this line it looks for one
 cat >"$work/slurm.conf" <<CONF
 ClusterName=tandem
 SlurmctldHost=head(${host_address[head]})
@@ -90,12 +90,12 @@ job_make "$work/job.yaml"
 want=$(hash_in "$work/alone.out")
 [ -n "$want" ] || { echo "no hash of an undisturbed run"; exit 1; }
 mkdir "$work/bin"
-ln -s "$tandem" "$work/bin/tandem" # as the script calls it
+ln -s "$tandem" "$work/bin/tandem" # at the path that the script uses
 script=$here/../../examples/10_slurm/train.sbatch
 cp "$script" "$work/train.sbatch"
 
-# submit CASE KILLS [OPTIONS OF sbatch...] -- OPTIONS OF tandem...: $job. Variables of the one who submits are those
-# of the tasks, so secrets travel in them.
+# submit CASE KILLS [OPTIONS OF sbatch...] -- OPTIONS OF tandem...: $job. sbatch passes its environment to the
+# tasks, including secrets.
 job=
 submit() {
     local case=$1 kills=$2 options=()
@@ -120,7 +120,7 @@ show() {
     tail -n 15 "$work/$1.log" 2>/dev/null || true
     tail -qn 6 "$work/slurmctld.log" "$work/$1"/net-*/log*.jsonl 2>/dev/null || true
 }
-# stopped: the workers that have stopped, by this machine's numbers.
+# stopped: the workers that have stopped, with this machine's process ids.
 stopped() {
     local node pid
     for node in n1 n2; do
@@ -170,13 +170,15 @@ ends_well() {
 log_has() { grep -qsF -- "$2" "$work/$1.log"; }
 says() { wait_until "${3:-10}" log_has "$1" "$2" || { complain "$1: it did not say '$2'"; show "$1"; }; }
 starts_of() { grep -c '"room":"agent","message":"worker .* started' "$work/$1/net-1/log.jsonl" || true; }
-# put_back CASE: the job is in the queue again, where it waits until its old credential has expired (cred_expire).
+# put_back CASE: the job is in the queue again, where it waits until its old credential has expired
+# (cred_expire).
 put_back() { wait_until "$limit_s" restarts 1 || { complain "$1: the job was not put back"; show "$1"; }; }
 restarts() { [ "$(job_field Restarts)" = "$1" ]; }
 
 # ---- cases -----------------------------------------------------------------------------------------------------
 
-# A worker of the session is killed: its agent starts another, for which the others wait (--min), and Slurm sees nothing of it.
+# A worker of the session is killed: its agent starts another one, for which the others wait (--min); Slurm
+# does not notice.
 case_worker() {
     submit worker "$(pause_request worker)" -- --store "$store" --min 4
     reach worker || return 0
@@ -186,9 +188,9 @@ case_worker() {
     [ "$(starts_of worker)" -ge 5 ] || complain "worker: it was not started again"
 }
 
-# The batch script gets its signal, as when the job's time is nearly over, and calls 'scontrol requeue'. Training stops
-# with a checkpoint, and resumes from that. (Slurm continues stopped tasks before it asks them to end; should they be
-# fast, one stops once more.)
+# The batch script gets its signal, as when the time limit of the job is near, and calls 'scontrol requeue'.
+# Training stops with a checkpoint, and resumes from it. (Slurm continues stopped tasks before it sends
+# SIGTERM; in case they are fast, one stops once more.)
 case_requeue() {
     submit requeue "$(pause_request requeue),forward:step=150:signal=STOP:file=$work/requeue.again" -- --store "$store"
     reach requeue || return 0
@@ -201,7 +203,8 @@ case_requeue() {
     says requeue "resuming from step"
 }
 
-# node_lost NODE: it loses its power, and the controller learns of it; by itself it does so after SlurmdTimeout.
+# node_lost NODE: a power failure, of which the controller is told; without that it notices after
+# SlurmdTimeout.
 node_lost() {
     host_kill "$1"
     on head scontrol update "NodeName=$1" State=DOWN Reason=lost
@@ -211,8 +214,8 @@ node_back() {
     node_start "$1"
 }
 
-# The node of the batch script is lost: Slurm puts the job back, and once the node is there again it resumes from its
-# newest checkpoint.
+# The node of the batch script is lost: Slurm requeues the job, and when the node is available again it
+# resumes from its newest checkpoint.
 case_node() {
     submit node "$(pause_request node)" -- --store "$store"
     reach node || return 0
@@ -223,7 +226,7 @@ case_node() {
     says node "resuming from step 4"
 }
 
-# Another node is lost, and the job continues without it, and so does training.
+# Another node is lost, and the job and training continue without it.
 case_survive() {
     submit survive "$(pause_request survive)" --no-kill -- --store "$store"
     reach survive || return 0
@@ -235,7 +238,7 @@ case_survive() {
     node_back n2
 }
 
-# scancel: training stops with a checkpoint, and the job is not put back.
+# scancel: training stops with a checkpoint, and the job is not requeued.
 case_cancel() {
     submit cancel "$(pause_request cancel),forward:step=150:signal=STOP:file=$work/cancel.again" -- --store "$store"
     reach cancel || return 0
@@ -248,8 +251,8 @@ case_cancel() {
     echo "ok   cancel"
 }
 
-# Without a store the tasks are ranks of a fixed world, whose secret is in the environment that sbatch hands on. A
-# rank that dies ends the others, with a message that names it; submitted again, the job resumes.
+# Without a store the tasks are ranks of a fixed world, whose secret is in the environment that sbatch passes
+# on. When a rank dies, the others end with a message that names it; submitted again, the job resumes.
 case_fixed() {
     local secret shown
     secret=$(od -An -N 16 -tx1 /dev/urandom | tr -d ' \n')

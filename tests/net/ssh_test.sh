@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Sessions that are started by a real ssh, on hosts that each run a real sshd: alpha, where the launcher and etcd
-# are, beta and gamma. Workers, connections and agents are killed; keys are refused, or not known; Ctrl-C ends it all.
+# Sessions that are started by a real ssh, on hosts that each run a real sshd: alpha, with the launcher and
+# etcd, beta and gamma. Workers, connections and agents are killed; keys are rejected or unknown; Ctrl-C ends
+# the run.
 #   ssh_test.sh TANDEM [CASE...]
 # Cases: worker connection agent launcher refused unknown nobody interrupt. Needs root, namespaces, sshd and etcd
 # (make setup-launchers setup-etcd); without them the test is skipped (77).
@@ -44,7 +45,7 @@ knows() {
     for host in "$@"; do echo "$host $(cut -d ' ' -f 1,2 "$work/host-key-$host.pub")"; done \
         >"$work/home-alpha/.ssh/known_hosts"
 }
-# let_in NAMES...: the hosts that take alpha's key.
+# let_in NAMES...: the hosts that accept alpha's key.
 let_in() {
     local host
     rm -f "$work"/home-*/.ssh/authorized_keys
@@ -61,14 +62,16 @@ for host in beta gamma; do
 done
 etcd_start alpha
 
-# ---- trainings -------------------------------------------------------------------------------------------------
+# ---- training runs
+# ---------------------------------------------------------------------------------------------
 
 job_make "$work/job.yaml"
 "$tandem" train "$work/job.yaml" -n 1 -q --json --set "run.dir=$work/alone" >"$work/alone.out"
 want=$(hash_in "$work/alone.out")
 [ -n "$want" ] || { echo "no hash of an undisturbed run"; exit 1; }
 
-# strikes HOST WISHES: what happens to workers that ssh starts on that host from now on (src/os/test_point.c).
+# strikes HOST REQUESTS: test controls (src/os/test_control.h) of workers that ssh starts on that host from
+# now on.
 struck=
 strikes() {
     struck=$1
@@ -104,12 +107,13 @@ stopped() {
         if grep -q '^State:.T' "/proc/$pid/status" 2>/dev/null; then echo "$pid"; fi
     done | head -n 1
 }
-# let_go_on: the worker that has stopped, unless another one has taken its place.
+# let_go_on: continues the worker that has stopped, unless another one has taken its place.
 let_go_on() {
     local pid
     for pid in $(stopped "$struck"); do kill -CONT "$pid"; done
 }
-# ends_well CASE [CODE]: with that exit code (0), the bits of the undisturbed run, every sample once, nobody left.
+# ends_well CASE [CODE]: with that exit code (0), the bits of the undisturbed run, every sample once, no
+# process left.
 ends_well() {
     local code=0 got
     wait "$launcher" || code=$?
@@ -132,7 +136,7 @@ nobody_left() {
         wait_until 30 no_session_on "$host" || complain "$1: a process of ssh is left on $host"
     done
 }
-# no_session_on HOST: no ssh, and of sshd the daemon alone.
+# no_session_on HOST: no ssh, and of sshd only the daemon.
 no_session_on() {
     local pid count=0
     for pid in $(pids "$1"); do
@@ -143,7 +147,7 @@ no_session_on() {
     done
     [ "$count" = 1 ]
 }
-# says CASE TEXT: the launcher or rank 0 has said it, or does so within a while.
+# says CASE TEXT: the launcher or rank 0 has printed it, or does so soon.
 said() { grep -qsF -- "$2" "$work/$1.err" "$work/$1.out"; }
 says() { wait_until "${3:-1}" said "$1" "$2" || { complain "$1: it did not say '$2'"; show "$1"; }; }
 # starts_of CASE HOST: how often a worker was started there.
@@ -153,8 +157,8 @@ starts_of() {
 
 # ---- cases -----------------------------------------------------------------------------------------------------
 
-# A worker on beta is killed, and comes back: the others wait for it (--min). While it trains: the session's secret is in the environment of
-# workers, and among the words of no process; nor does any log have it.
+# A worker on beta is killed and replaced: the others wait for it (--min). During training the session's
+# secret is in the environment of workers, and in no command line; nor is it in a log.
 case_worker() {
     local secret shown
     strikes beta "$(pause_request worker)"
@@ -173,7 +177,7 @@ case_worker() {
     [ "$(starts_of worker beta)" -ge 3 ] || complain "worker: it was not started again"
 }
 
-# The connection to beta, where rank 0 is, breaks: its agent continues, and starts a worker again that dies later.
+# The connection to beta, where rank 0 is, breaks: its agent continues, and restarts a worker that dies later.
 case_connection() {
     local pid
     strikes beta "$(pause_request connection),forward:step=120:file=$work/connection.later"
@@ -190,7 +194,7 @@ case_connection() {
 }
 
 # The agent of beta is killed: its worker and ssh continue. (The kernel continues stopped children of a
-# process that dies, so the one that stops is on gamma.)
+# process that dies, so the worker that stops is on gamma.)
 case_agent() {
     strikes gamma "$(pause_request agent)"
     start agent beta:1,gamma:1 -q --min 2
@@ -203,7 +207,7 @@ case_agent() {
 }
 
 no_agent_on() { [ -z "$(agent_pids "$1")" ]; }
-# launcher_pid: by this machine's number.
+# launcher_pid: with this machine's process id.
 launcher_pid() {
     local pid
     for pid in $(tandem_pids alpha); do
@@ -220,7 +224,7 @@ case_launcher() {
     ends_well launcher 137
 }
 
-# gamma does not take the key, and would take a password: nobody is asked, and the others train.
+# gamma rejects the key, and would accept a password: ssh does not ask for one, and the others train.
 case_refused() {
     let_in alpha beta
     strikes none
@@ -232,7 +236,7 @@ case_refused() {
     let_in alpha beta gamma
 }
 
-# gamma has a key that alpha does not know, and there is a terminal at which ssh could ask.
+# gamma has a key that alpha does not know, and there is a terminal on which ssh could ask.
 case_unknown() {
     knows alpha beta
     strikes none
@@ -270,8 +274,8 @@ ends_with() {
     wait "$launcher" || code=$?
     [ $code = "$2" ] || { complain "$1: it ended with $code, not $2"; show "$1"; }
 }
-# Ctrl-C once: a checkpoint, no process is left, and the run can resume later; twice: no process is left, although a worker
-# has stopped and finishes no step.
+# Ctrl-C once: a checkpoint, no process is left, and the run can be resumed later; twice: no process is left,
+# although a worker has stopped and does not complete a step.
 case_interrupt() {
     strikes beta "$(pause_request interrupt)"
     start interrupt alpha:1,beta:2 --min 3
@@ -289,7 +293,7 @@ case_interrupt() {
     reach twice || return 0
     kill -INT "$(launcher_pid)"
     wait_until 60 grep -q 'stopping after this step' "$work/twice.err" || complain "twice: no word of the first Ctrl-C"
-    sleep 1.5 # signals of the same second count once
+    sleep 1.5 # signals within one second count once
     kill -INT "$(launcher_pid)"
     ends_with twice 130
     nobody_left twice

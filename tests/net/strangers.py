@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""strangers.py: what strangers_test.sh does to the network: floods ports, records packets, searches them.
+"""strangers.py: attacks on the network for strangers_test.sh: floods ports, records packets, searches them.
 
   strangers.py flood TANDEM WANTED REPORT PIDFILE ADDRESS=NAMESPACE...
       Until SIGTERM: connects to every listening TCP port that processes of the program TANDEM have in these
       network namespaces, and misbehaves in every way of KINDS. Writes its report once WANTED connections were
-      begun, and again at the end. Opens a packet socket in the last namespace, and replays what ranks there say
-      first. With 0 it connects to nothing, and only counts ports and descriptors.
+      begun, and again at the end. Opens a packet socket in the last namespace, and replays the first packets
+      of ranks there. With 0 it connects to no port, and only counts ports and descriptors.
   strangers.py record FILE
       Until SIGTERM: writes all packets of this network namespace to FILE, which exists once it records.
   strangers.py search FILE CHECKPOINT DATA TEXT...
@@ -14,9 +14,9 @@
   strangers.py listening TANDEM NAMESPACE
       Prints the listening TCP ports that processes of that program have in a namespace.
   strangers.py knock COUNT NAME...
-      Connects COUNT times to abstract UNIX sockets, says various things, and prints what came of it.
+      Connects COUNT times to abstract UNIX sockets, sends various messages, and prints the results.
 
-Python 3, standard library alone.
+Python 3, standard library only.
 """
 import base64
 import contextlib
@@ -36,7 +36,7 @@ import time
 ETH_P_IP = 0x0800
 SO_RCVBUFFORCE = 33
 SOL_PACKET, PACKET_STATISTICS = 263, 6
-STORE_PORT = 2379  # etcd's: its traffic is protected by etcd's own TLS, or not at all
+STORE_PORT = 2379  # etcd's traffic is protected by etcd's own TLS, if at all
 
 stopped = False
 
@@ -55,7 +55,7 @@ def namespace_of(path):
 
 
 def processes(program, namespaces):
-    """Those of the program, as (process id, namespace)."""
+    """The processes of the program, as (process id, namespace)."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -140,7 +140,7 @@ def tcp_of(frame):
         return None
     ip_bytes = (frame[14] & 15) * 4
     end = 14 + struct.unpack_from("!H", frame, 16)[0]
-    if end == 14:  # a large one, whose length the card would have set
+    if end == 14:  # a large one, whose length the network card would have set
         end = len(frame)
     at = 14 + ip_bytes
     if len(frame) < at + 20:
@@ -186,7 +186,7 @@ def streams_in(path):
             continue
         source, port, to, to_port, sequence, flags, payload = tcp
         key = source, port, to, to_port
-        if flags & 2:  # SYN: another connection, perhaps of the same ports
+        if flags & 2:  # SYN: another connection, perhaps with the same ports
             flows.setdefault(key, []).append(((sequence + 1) & 0xFFFFFFFF, {}))
         elif payload:
             if key not in flows:
@@ -202,7 +202,7 @@ def streams_in(path):
 def joined(pieces):
     out = bytearray()
     for offset in sorted(pieces):
-        if offset < (1 << 31):  # else from before the first one
+        if offset < (1 << 31):  # otherwise before the first one
             piece = pieces[offset]
             out[offset : offset + len(piece)] = piece
     return bytes(out)
@@ -212,7 +212,7 @@ def joined(pieces):
 
 
 def windows_of(data, count, draw):
-    """Runs of 16 bytes that are not there by chance: no zeros, no repetition."""
+    """Runs of 16 bytes that do not occur by chance: no zeros, no repetition."""
     found = []
     for _ in range(count * 1000):
         if len(found) == count or len(data) < 16:
@@ -279,7 +279,7 @@ def control_frame(kind, body, length=None):
 
 
 def wrong_proof(draw, protection=1):
-    """A PROVE that is right in all but its HMAC."""
+    """A PROVE that is correct except for its HMAC."""
     body = struct.pack("<I", 3) + draw.randbytes(32) + struct.pack("<I", protection) + draw.randbytes(32)
     return control_frame(2, body)
 
@@ -306,7 +306,7 @@ PER_SECOND = 1500
 
 
 class Connection:
-    """One that was begun: what it says, and until when it stays."""
+    """A connection that was begun: what it sends, and how long it stays."""
 
     def __init__(self, sock, kind, says, now):
         self.sock, self.kind, self.says = sock, kind, says
@@ -314,7 +314,7 @@ class Connection:
 
 
 class Flood:
-    """Floods all ports that the program has, until it is told to stop."""
+    """Floods all ports of the program, until it is told to stop."""
 
     def __init__(self, program, hosts):
         self.program, self.hosts = program, hosts  # hosts: {namespace: address}
@@ -328,7 +328,7 @@ class Flood:
         self.sniffer, self.recorded, self.heard, self.seen_pids = None, [], {}, set()
 
     def look(self):
-        """Which ports there are now. A process that has not been seen before is listened to."""
+        """The current ports; updates the counts of processes and descriptors."""
         ports = []
         for pid, namespace in processes(self.program, self.hosts):
             self.seen_pids.add(pid)
@@ -386,7 +386,7 @@ class Flood:
             self.end(connection)
 
     def crawl(self, now):
-        """A byte more of the slow ones; those whose time is over go."""
+        """Sends another byte on the slow connections, and closes those whose time is over."""
         for connection in list(self.open.values()):
             if now > connection.until:
                 self.end(connection)
@@ -398,7 +398,7 @@ class Flood:
                     self.end(connection)
 
     def listen_in(self):
-        """Keeps what ranks say first on their connections, to say it again."""
+        """Records the first messages of ranks on their connections, to replay them."""
         for _ in range(200):
             try:
                 tcp = tcp_of(self.sniffer.recv(1 << 17))
@@ -466,13 +466,14 @@ class Flood:
 
 
 def knock(count, names):
-    """Floods abstract UNIX sockets. What a hub says but HELLO (1) and REFUSED (6) is for ranks alone."""
+    """Floods abstract UNIX sockets. A hub must send them only HELLO (1) and REFUSED (6); everything else is for
+    ranks."""
     draw = random.Random(19)
     says = [b"", b"GET / HTTP/1.0\r\n\r\n", draw.randbytes(500), wrong_proof(draw, 0), control_frame(3, b"", 1 << 31)]
     waiting, made, refused, let_in = [], 0, 0, 0
     for turn in range(count + 200):
         sock = None
-        for _ in range(6000 if turn < count else 0):  # until there is room in front of the door
+        for _ in range(6000 if turn < count else 0):  # until the queue of the socket has space
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             code = sock.connect_ex(b"\0" + names[turn % len(names)].encode())
             if code != errno.EAGAIN:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Strangers on the network and on the host: two hosts in network namespaces that train together, a third that
-# floods their ports, a recording of what is sent between them, another user of a host, certificates and secrets
-# that do not fit. Trainings end with the bits of an undisturbed run, and nothing of theirs can be read.
+# Unauthenticated processes on the network and on the host: two hosts in network namespaces that train
+# together, a third one that floods their ports, a recording of the packets between them, another user of a
+# host, certificates and secrets that do not match. Training runs end with the bits of an undisturbed run, and
+# none of their data can be read.
 #   strangers_test.sh TANDEM [CASE...]
 # Cases: flood trace user certificates newcomer secret. Needs root, `ip`, the kernel's namespaces, etcd (make setup-etcd),
 # python3, openssl and setpriv; without them the test is skipped (77).
@@ -36,7 +37,7 @@ cleanup() {
     rm -rf "$work"
 }
 trap cleanup EXIT
-chmod 755 "$work" # the other user comes this far
+chmod 755 "$work" # the other user can enter this directory
 ip netns add "$id-s" 2>"$work/why" || skip "no network namespaces here ($(cat "$work/why"))"
 ip -n "$id-s" link add bridge type bridge 2>"$work/why" || skip "this kernel has no bridge ($(cat "$work/why"))"
 ip -n "$id-s" link set bridge up
@@ -78,7 +79,8 @@ start_etcd() {
     wait_until 60 etcd_answers || { tail -n 5 "$work/etcd.log"; echo "etcd does not start"; exit 1; }
 }
 
-# ---- trainings -------------------------------------------------------------------------------------------------
+# ---- training runs
+# ---------------------------------------------------------------------------------------------
 
 awk 'BEGIN { srand(4); for (i = 0; i < 300; i++) { line = ""
     for (k = 0; k < 5; k++) line = line sprintf("%.6f,", (k == i % 3 ? 1.5 : 0) + rand()); print line i % 3 } }' >"$work/data.csv"
@@ -116,8 +118,8 @@ show() {
     tail -n 20 "$work/$1.err"
     tail -n 30 "$work/$1/$name-1/log.jsonl" 2>/dev/null || true
 }
-# is_right CASE CODE HASH WORKERS: how a training ended; its ledger; that nobody was started again; no message of an
-# assertion or a sanitizer.
+# is_right CASE CODE HASH WORKERS: checks how a training run ended, its ledger, that no worker was restarted,
+# and that it contains no message of an assertion or a sanitizer.
 is_right() {
     local case=$1 code=$2 want=$3 got starts log=$work/$1/$name-1/log.jsonl
     got=$(hash_of "$work/$case.out")
@@ -137,7 +139,7 @@ no_tandem() { no_tandem_on 1 && no_tandem_on 2 && no_tandem_on 3; }
 # ---- flood -----------------------------------------------------------------------------------------------------
 
 now_ms() { echo $((${EPOCHREALTIME/./} / 1000)); }
-# timed_training CASE HASH SETS...: leaves its time in $took_ms. Descriptors are the flood's to count.
+# timed_training CASE HASH SETS...: stores its time in $took_ms. The flood counts descriptors.
 timed_training() {
     local case=$1 want=$2 code=0 began
     shift 2
@@ -158,7 +160,7 @@ stop_flood() { # stop_flood REPORT
     kill -TERM "$(cat "$1.pid")" 2>/dev/null || true
     wait "$flood" || complain "the flood failed: $(tail -n 3 "$1.err")"
 }
-# Training runs one after the other, until all strangers have come, also at starts, meetings and ends.
+# Training runs in sequence, until all unauthenticated peers have connected, also at starts, joins and ends.
 case_flood() {
     local steps=${STRANGERS_STEPS:-10000} want quiet_ms flood_ms=0 round=0 quiet=$work/quiet.report
     local report=$work/flood.report had most
@@ -185,7 +187,8 @@ case_flood() {
 
 # ---- trace -----------------------------------------------------------------------------------------------------
 
-# recorded CASE SETS...: a short training, all packets of host 2, and what of it can be read there: $work/CASE.found
+# recorded CASE SETS...: a short training run, all packets of host 2, and what can be read in them:
+# $work/CASE.found
 recorded() {
     local case=$1 recorder code=0
     shift
@@ -201,7 +204,7 @@ recorded() {
         "$name" "$secret" >"$work/$case.found" || complain "$case: the search failed"
     rm "$work/$case.packets"
 }
-# Texts are the job's name, 0, and the secret, 1. The store is etcd's to protect: the secret is never there.
+# Texts are the job's name, 0, and the secret, 1. etcd protects its own traffic: the secret is never in it.
 case_trace() {
     local want secret=5e55107f1a9b3c2d key
     want=$(reference 60)
@@ -211,7 +214,7 @@ case_trace() {
         [ "$(value_of "$work/trace.found" $key)" = 0 ] || complain "trace: $key can be read: $(tr '\n' ',' <"$work/trace.found")"
     done
     [ "$(value_of "$work/trace.found" bytes)" -gt 1000000 ] || complain "trace: too little was recorded"
-    # The same search finds parameters where nothing is encrypted.
+    # The same search finds parameters if nothing is encrypted.
     [ "$(value_of "$work/readable.found" parameters)" -ge 100 ] ||
         complain "trace: the search finds nothing: $(tr '\n' ',' <"$work/readable.found")"
     [ "$(value_of "$work/readable.found" text-0)" = 1 ] || complain "trace: the search does not find the job's name"
@@ -226,7 +229,7 @@ case_trace() {
 readonly other=65534
 # as_other COMMAND...: as another user of host 1.
 as_other() { on 1 setpriv --reuid $other --regid $other --clear-groups env -u TANDEM_RUNTIME HOME=/nonexistent LD_LIBRARY_PATH="$work/bin" "$@"; }
-# cannot WHAT COMMAND...: it fails for the other user, by itself and within a while.
+# cannot WHAT COMMAND...: it fails for the other user, by itself and soon.
 cannot() {
     local what=$1 code=0
     shift
@@ -236,9 +239,9 @@ cannot() {
     esac
 }
 has_door() { [ -n "$(doors)" ]; }
-# doors: the names of the abstract UNIX sockets at which the session listens.
+# doors: the names of the abstract UNIX sockets on which the session listens.
 doors() { on 1 cat /proc/net/unix | awk '$4 == "00010000" && $8 ~ /^@tandem/ { print substr($8, 2) }'; }
-# A session of root's on one host. It trains until root stops it: its state is that of an undisturbed run of as
+# A session of root on one host. It trains until root stops it: its state is that of an undisturbed run of as
 # many steps.
 case_user() {
     local pid file code=0 step names run=$work/user/$name-1
@@ -279,7 +282,7 @@ case_user() {
 
 # ---- worlds of two ranks, without a session ----------------------------------------------------------------------
 
-# rank CASE RANK VARIABLES...: rank 0 is on host 1, rank 1 on host 2. They meet at a port that all know.
+# rank CASE RANK VARIABLES...: rank 0 is on host 1, rank 1 on host 2. They meet at a known port.
 rank() {
     local case=$1 rank=$2
     shift 2
@@ -295,7 +298,7 @@ begin_world() {
     launcher=$!
     wait_until 60 listens || { complain "$case: rank 0 does not listen"; cat "$work/$case.err"; }
 }
-# refused CASE TEXT VARIABLES...: a rank 1 with these is not let in, and says why.
+# refused CASE TEXT VARIABLES...: a rank 1 with these is rejected, and prints the reason.
 refused() {
     local case=$1 text=$2 code=0
     shift 2
@@ -303,7 +306,7 @@ refused() {
     [ $code = 6 ] || complain "$case: the rank that is refused ends with $code, not 6: $(cat "$work/refused.out")"
     grep -qF -- "$text" "$work/refused.out" || complain "$case: it says $(cat "$work/refused.out"), not '$text'"
 }
-# end_world CASE HASH VARIABLES...: a rank 1 that is let in. The world ends as an undisturbed one.
+# end_world CASE HASH VARIABLES...: a rank 1 that is accepted. The world ends like an undisturbed one.
 end_world() {
     local case=$1 want=$2 code=0 second=0
     shift 2
@@ -354,14 +357,14 @@ case_certificates() {
     certificate misnamed trusted IP:10.77.0.9
     certified certified two
     is_right certified "$code" "$want" 2
-    # Rank 0 may be on either host: the side that checks says it, or the one that was refused.
+    # Rank 0 may be on either host: either the side that verifies reports it, or the one that was rejected.
     certified foreign foreign
     ends_saying foreign 6 "certificate \(/CN=foreign\)"
     certified misnamed misnamed
     ends_saying misnamed 6 'certificate of another name \(/CN=misnamed\)'
     certified missing missing
     ends_saying missing 1 "cannot use the certificate $work/missing.pem: No such file or directory"
-    # The same for ranks with fixed places: rank 0 continues to wait for one that fits.
+    # The same for the ranks of a fixed world: rank 0 continues to wait for one that matches.
     variables one
     begin_world certificates TANDEM_SECRET=fixed "${files[@]}"
     variables foreign
@@ -387,7 +390,7 @@ joins() {
     on 3 env TANDEM_SECRET="$secret" "$@" timeout -k 5 "$limit_s" "$tandem" join $name-1 -n 2 --host host3 --store "$store" \
         >"$work/join.out" 2>&1 || code=$?
 }
-# is_expelled WHAT TEXT VARIABLES...: workers with these are not let into the run. They end by themselves and say why; the
+# is_expelled WHAT TEXT VARIABLES...: workers with these are not admitted to the run.
 # run changes its epoch to take them in and once more to continue without them, at most for each of them, and continues.
 is_expelled() {
     local what=$1 text=$2 before after code

@@ -1,11 +1,10 @@
 /*
- * exchange.h: how the programs of the parity tests hand tensors to Python, and a graph with its
- * plan and memory to take them from.
+ * exchange.h: how the programs of the parity tests pass tensors to Python, and a graph with its plan and memory
+ * from which they are taken.
  *
- * The numbers of a tensor go to a file with their bytes in memory, little-endian; standard output has
- * one JSON object a line for each case, in which a tensor is {"at": its first byte in the file,
- * "dtype", "shape"}. exchange.py reads both. Whatever goes wrong ends the program: a case that is
- * missing is a test that failed.
+ * The numbers of a tensor are written to a file as their bytes in memory, little-endian; standard output has
+ * one JSON object per line for each case, in which a tensor is {"at": its first byte in the file, "dtype",
+ * "shape"}. exchange.py reads both. Any error ends the program: a missing case is a failed test.
  */
 #ifndef TANDEM_TESTS_PARITY_EXCHANGE_H
 #define TANDEM_TESTS_PARITY_EXCHANGE_H
@@ -21,7 +20,7 @@
 typedef struct exchange {
     FILE *file;
     size_t at;     /* bytes written */
-    bool has_item; /* in the JSON object that is open: a comma must come first */
+    bool has_item; /* in the open JSON object: a comma is needed first */
 } exchange;
 
 void give_up(const char *what);
@@ -43,15 +42,15 @@ typedef struct lab {
     float *arena, *params, *grads;
 } lab;
 
-/* Zeroed, with one float at least. */
+/* Zeroed, at least one float. */
 float *lab_block(size_t float_count);
 
 lab lab_open(const tdm_graph *graph, const char *backend);
 
 void lab_close(lab *l);
 
-/* The part of a block that belongs to each parameter, under the parameter's name; of the gradients
- * those of trained parameters and what statistics have observed. */
+/* The range of a block that belongs to each parameter, under the parameter's name; of the gradients those of
+ * trained parameters and the observed statistics. */
 void put_block(exchange *x, const char *group, const lab *l, float *block);
 
 #endif

@@ -1,4 +1,4 @@
-"""Reads what exchange.h writes: cases, one JSON object a line, with tensors in a file beside."""
+"""Reads the output of exchange.h: cases, one JSON object per line, with tensors in a separate file."""
 import json
 import os
 import subprocess
@@ -17,7 +17,7 @@ DTYPES = {"f32": torch.float32, "i32": torch.int32}
 
 
 def tensors_of(node, data):
-    """The same JSON with tensors in the place of their addresses."""
+    """The same JSON with tensors instead of their addresses."""
     if isinstance(node, list):
         return [tensors_of(item, data) for item in node]
     if not isinstance(node, dict):
@@ -43,15 +43,15 @@ def run(program, *arguments):
 
 
 def write_tensors(path, tensors):
-    """One after the other, as numbers of four bytes."""
+    """All of them in sequence, as numbers of four bytes."""
     with open(path, "wb") as file:
         for tensor in tensors:
             file.write(tensor.detach().float().contiguous().numpy().tobytes())
 
 
 def difference(ours, theirs, floor):
-    """The largest difference as a share of the tensor's largest number, or of `floor` where that
-    is more. A number that is not finite makes it infinite."""
+    """The largest difference as a fraction of the tensor's largest number, or of `floor` if that is larger. A
+    number that is not finite makes it infinite."""
     ours, theirs = ours.detach().double(), theirs.detach().double()
     if ours.shape != theirs.shape or not bool(torch.isfinite(ours).all()):
         return float("inf")

@@ -26,10 +26,9 @@ typedef struct model_case {
     tdm_shape sample_shape;
     int64_t class_count;
     int64_t batch;
-    /* Training begins with the residual branches switched off: the last norm of each has weight 0
-     * (torchvision's zero_init_residual). With all of them on, each of the early steps multiplies a
-     * difference in rounding by up to ten, in PyTorch's single against its double precision as well:
-     * no two programs stay together for 100 steps. */
+    /* Training begins with inactive residual branches: the last norm of each has weight 0 (torchvision's
+     * zero_init_residual). If all of them are active, each of the early steps multiplies a rounding difference
+     * by up to ten, also between PyTorch's single and double precision: no two programs agree for 100 steps. */
     bool zero_residual;
 } model_case;
 
@@ -71,7 +70,7 @@ static const model_case cases[] = {
      .zero_residual = true},
 };
 
-/* A model, and what trains it. */
+/* A model, and the state of its training. */
 typedef struct trainee {
     tdm_job_document *document;
     const tdm_job *job;
@@ -83,7 +82,7 @@ typedef struct trainee {
     float *states[TDM_OPTIM_MAX_STATES];
 } trainee;
 
-/* Features are normal, tokens and classes even: a function of the batch's number alone. */
+/* Features are normal, tokens and classes uniform: a function of the batch's number alone. */
 static void fill(const trainee *t, const char *input, uint64_t batch)
 {
     tdm_tensor in = tdm_plan_input(t->lab.plan, input);
@@ -107,7 +106,7 @@ static float run(const trainee *t, uint64_t step)
     return *(const float *)tdm_plan_output(t->lab.plan, TDM_MODEL_LOSS).data;
 }
 
-/* What a statistic is after a step: the rule of tdm_graph_statistic. */
+/* The value of a statistic after a step: the rule of tdm_graph_statistic. */
 static void follow_statistics(const trainee *t)
 {
     for (size_t i = 0; i < tdm_graph_param_count(t->graph); i++) {
@@ -184,7 +183,7 @@ static void print_batches(const trainee *t, exchange *x)
     printf("]");
 }
 
-/* Loss, gradients and statistics of the first batch with the weights as they are. */
+/* Loss, gradients and statistics of the first batch with the current weights. */
 static void print_step(const trainee *t, exchange *x, const char *when)
 {
     char group[32];

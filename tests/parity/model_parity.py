@@ -1,13 +1,12 @@
 """Trains Tandem's models again with PyTorch and compares.
 
-Usage: model_parity.py PROGRAM CASE..., where PROGRAM is made from model_parity.c, which has the
-cases. Loss, gradients and running statistics of one step must agree to 1e-5 of a tensor's largest
-number, with the first weights, with those that training starts from (in most models the same) and
-with the last; the losses of the training to 1e-4 at every step, and so must the
-running statistics at its end. Then what PyTorch has trained goes back to the program, whose model
-for inference must give PyTorch's logits. PyTorch does it in double precision as well, which tells
-whose rounding a difference is; of the training of a slow model only when something is wrong. Ends
-with 77, which means skipped, without PyTorch.
+Usage: model_parity.py PROGRAM CASE..., where PROGRAM is built from model_parity.c, which has the cases. Loss,
+gradients and running statistics of one step must agree to 1e-5 of a tensor's largest number, with the initial
+weights, with those that training starts from (in most models the same) and with the final ones; the losses of
+the training run to 1e-4 at every step, and so must the running statistics at its end. Then the program gets the
+weights that PyTorch has trained, and its model for inference must give PyTorch's logits. PyTorch also computes
+in double precision, which shows which side has the larger rounding error; for slow models only if the comparison
+fails. Exits with 77, which means skipped, without PyTorch.
 """
 import os
 import sys
@@ -62,7 +61,7 @@ def statistics_of(state):
 
 
 def one_step(case, weights, dtype, rectifier=None):
-    """Loss and, under our names and in our layout, gradients and statistics of the first batch."""
+    """Loss and, with Tandem's names and layouts, gradients and statistics of the first batch."""
     model = make_model(case, weights, dtype)
     if rectifier:
         model.rectifier = rectifier
@@ -74,14 +73,14 @@ def one_step(case, weights, dtype, rectifier=None):
 
 
 def worst_tensor(a, b):
-    """The largest difference, and where it is."""
+    """The largest difference, and its position."""
     assert a.keys() == b.keys(), "tensors are missing"
     return max((exchange.difference(a[name], b[name], FLOOR), name) for name in b)
 
 
 def one_step_beside(ours, case, weights, dtype, most):
-    """one_step() with those undecided numbers of the rectifiers (see Kinks) on the other side that
-    bring the gradients to ours, and how many these are. An error in our numbers is not among them."""
+    """one_step() with those undecided numbers of the rectifiers (see Kinks) on the other side that bring the
+    gradients to Tandem's, and how many these are. An error in Tandem's numbers is not among them."""
     kinks, turned = Kinks(), []
     loss, grads, statistics = one_step(case, weights, dtype, kinks)
 
@@ -99,9 +98,9 @@ def one_step_beside(ours, case, weights, dtype, most):
 
 
 def apart(grads):
-    """Takes the weights of queries, keys and values apart: those of the values have much larger
-    gradients. Not so their biases: attention takes no notice of a bias of the keys, so its gradient
-    is zero but for rounding, so that its size cannot be used as a scale."""
+    """Separates the weights of queries, keys and values: those of the values have much larger gradients. Their
+    biases stay together: a bias of the keys does not affect attention, so its gradient is zero except for
+    rounding, and its size cannot be used as a scale."""
     parts = {}
     for name, grad in grads.items():
         pieces = grad.chunk(3) if name.endswith("c_attn.weight") else (grad,)
@@ -111,7 +110,7 @@ def apart(grads):
 
 
 def train(case, dtype):
-    """The losses of the training, and the trained model."""
+    """The losses of the training run, and the trained model."""
     model = make_model(case, case["start"], dtype)
     optimiser = make_optimiser(case, model)
     losses = []
@@ -127,7 +126,7 @@ def train(case, dtype):
 
 
 def report(what, most, ours, theirs, exact, worst_of):
-    """Prints one line; 1 when it failed. `exact` may be None."""
+    """Prints one line; returns 1 if the comparison failed. `exact` may be None."""
     worst = worst_of(ours, theirs)
     failed = not worst <= most
     line = "%s %s: differs by %.2g" % ("FAIL" if failed else "ok  ", what, worst)
@@ -139,13 +138,13 @@ def report(what, most, ours, theirs, exact, worst_of):
 
 
 def report_tensors(what, most, ours, theirs, exact):
-    """Of tensors under their names."""
+    """Compares tensors by name."""
     what = "%s, worst %s" % (what, worst_tensor(ours, theirs)[1])
     return report(what, most, ours, theirs, exact, lambda a, b: worst_tensor(a, b)[0])
 
 
 def worst_ratio(a, b):
-    """Of losses, step by step."""
+    """Compares losses, step by step."""
     return max(abs(x / y - 1) for x, y in zip(a, b))
 
 
@@ -168,7 +167,7 @@ def compare_step(case, when):
 
 
 def compare_training(case):
-    """Failures, and the model that PyTorch has trained."""
+    """The number of failures, and the model that PyTorch has trained."""
     ours, (theirs, model) = case["losses"], train(case, torch.float32)
     exact, exact_model = None, None
     if case["case"] not in SLOW or worst_ratio(ours, theirs) > CURVE_MOST:
@@ -187,7 +186,7 @@ def compare_training(case):
 
 
 def compare_inference(program, case, model):
-    """What PyTorch's weights say with us, and with PyTorch."""
+    """The logits of PyTorch's weights in Tandem and in PyTorch."""
     state = {model.our_name(name): model.to_ours(name, tensor)
              for name, tensor in model.state().items()}
     with tempfile.TemporaryDirectory(prefix="tandem-parity-") as directory:

@@ -1,15 +1,15 @@
 /*
- * op_parity.c: single ops, forward and backward, for op_parity.py to compute again with PyTorch.
+ * op_parity.c: single ops, forward and backward, which op_parity.py computes with PyTorch as well.
  *
- * What an op takes are parameters here, so that they get gradients; an op that gives a tensor y
- * is followed by sum(y * r) with a random r. Each case runs twice: with the fastest kernels and
- * with the plain ones. Handed over are settings, parameters, inputs, and of each run the output and
- * the gradients (for running statistics, what they have observed).
+ * The inputs of an op are parameters here, so that they get gradients; an op that returns a tensor y is
+ * followed by sum(y * r) with a random r. Each case runs twice: with the fastest kernels and with the plain
+ * ones. The output has settings, parameters, inputs, and for each run the output and the gradients (for running
+ * statistics, the observed values).
  */
 #include "base/base.h"
 #include "parity/exchange.h"
 
-/* How the inputs of a case are filled, where not with normal numbers. */
+/* How the inputs of a case are filled, if not with normal numbers. */
 typedef struct filling {
     int32_t min, below; /* integers: from `least` to `below` - 1 */
     bool has_ignore;    /* every third of them is `ignore` instead */
@@ -72,7 +72,7 @@ static void print_run(exchange *x, const lab *l)
     put_block(x, "grads", l, l->grads);
 }
 
-/* The rest of a case, of which the settings have been printed. Takes the graph. */
+/* The rest of a case whose settings have been printed. Takes the graph. */
 static void finish(exchange *x, tdm_graph *g, tdm_value y, const filling *f)
 {
     static const char *const backends[] = {NULL, "ref"};
@@ -153,7 +153,7 @@ static void products(exchange *x)
            &(filling){0});
 }
 
-/* y = x + w, x * w, with a w of x's shape and of the ends of it; and x * 0.7. */
+/* y = x + w and x * w, with a w of x's shape and of its suffixes; and x * 0.7. */
 static void sums_and_products(exchange *x)
 {
     static const tdm_shape shapes[] = {
@@ -196,7 +196,7 @@ static void transpositions(exchange *x)
     }
 }
 
-/* Along each axis: three tensors joined; a part; thirds, added up with weights 1, 2 and 3. */
+/* Along each axis: three tensors joined; a slice; thirds, added with weights 1, 2 and 3. */
 static void joints_and_cuts(exchange *x)
 {
     for (int axis = 0; axis < 3; axis++) {
@@ -276,7 +276,7 @@ static void batch_norms(exchange *x)
     }
 }
 
-/* As in inference, and in layers that are frozen: gradients go through and to gamma and beta. */
+/* As in inference, and in frozen layers: gradients flow to x, gamma and beta. */
 static void fixed_batch_norms(exchange *x)
 {
     static const tdm_shape shapes[] = {{.rank = 2, .dim = {11, 19}},
@@ -392,7 +392,7 @@ static void global_pools(exchange *x)
 static void embeddings(exchange *x)
 {
     tdm_graph *g = tdm_graph_create();
-    tdm_value table = param(g, "x", tdm_shape_2(7, 19)); /* rows are asked for many times */
+    tdm_value table = param(g, "x", tdm_shape_2(7, 19)); /* rows are selected many times */
     tdm_value ids = tdm_graph_input(g, "ids", TDM_DTYPE_I32, tdm_shape_2(5, 6));
     printf("{\"op\":\"embedding\"");
     finish(x, g, tdm_graph_embedding(g, table, ids), &(filling){.below = 7});

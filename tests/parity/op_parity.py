@@ -1,8 +1,8 @@
 """Computes Tandem's single ops again with PyTorch, forward and backward, and compares.
 
-Usage: op_parity.py PROGRAM, where PROGRAM is made from op_parity.c. Outputs and gradients must
-agree to 1e-5 of a tensor's largest number. Images are [B, H, W, C] with us and [B, C, H, W] in
-PyTorch. Ends with 77, which means skipped, without PyTorch.
+Usage: op_parity.py PROGRAM, where PROGRAM is built from op_parity.c. Outputs and gradients must agree to 1e-5 of
+a tensor's largest number. Images are [B, H, W, C] in Tandem and [B, C, H, W] in PyTorch. Exits with 77, which
+means skipped, without PyTorch.
 """
 import collections
 import math
@@ -63,7 +63,7 @@ def split(case, p, _):
 
 
 def rms_norm(case, p, _):
-    """PyTorch does not have this op yet."""
+    """An implementation of the op, which PyTorch does not have."""
     mean_square = (p["x"] * p["x"]).mean(dim=-1, keepdim=True)
     return p["x"] * torch.rsqrt(mean_square + case["eps"]) * p["gamma"]
 
@@ -165,7 +165,7 @@ OPS = {
 
 
 def compare_run(case, run):
-    """The largest difference and where it is."""
+    """The largest difference and its position."""
     first = {name: tensor.clone() for name, tensor in run["params"].items()}
     params = {name: tensor.requires_grad_(not name.startswith(("running_", "fixed_")))
               for name, tensor in run["params"].items()}

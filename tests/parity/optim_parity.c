@@ -1,11 +1,10 @@
 /*
- * optim_parity.c: what the optimisers and schedules do, printed for optim_parity.py to compare with
- * PyTorch's.
+ * optim_parity.c: the results of optimisers and schedules, printed for a comparison with PyTorch's in
+ * optim_parity.py.
  *
- * One JSON object a line: the settings of a case, and for an optimiser the parameters at first and
- * for each step the gradients that went in, the parameters that came out and their average (two
- * tensors each, "a" and "b"); for a schedule the learning rate of each step. Floats are printed so
- * that they read back exactly.
+ * One JSON object per line: the settings of a case; for an optimiser the initial parameters, and for each step
+ * the gradients, the new parameters and their average (two tensors each, "a" and "b"); for a schedule the
+ * learning rate of each step. Floats are printed so that they are read back exactly.
  */
 #include "base/base.h"
 #include "optim/optim.h"
@@ -77,7 +76,7 @@ static void print_optimiser(const tdm_job *job)
            job->optim.weight_decay, job->optim.clip_norm, job->optim.clip_value, job->optim.ema,
            job->optim.groups.count > 0 ? "true" : "false");
     draw(1, 0, values);
-    memcpy(ema, values, sizeof(block[0])); /* an average begins where the parameters begin */
+    memcpy(ema, values, sizeof(block[0])); /* an average starts at the initial parameters */
     put_floats("first", values);
     printf(",\"steps\":[");
     for (uint64_t i = 0; i < STEPS; i++) {
@@ -145,7 +144,7 @@ static void print_optimisers(void)
     for (size_t i = 0; i < sizeof(jobs) / sizeof(jobs[0]); i++) print_optimiser(&jobs[i]);
 }
 
-/* Evaluations that fall, stand still and jump, for reduce_on_plateau. */
+/* Evaluations that decrease, stay constant and increase, for reduce_on_plateau. */
 static double evaluation(uint64_t number)
 {
     return number < 8         ? 2.0 / (double)(number + 1)
@@ -188,7 +187,7 @@ static void print_schedules(void)
     static const int64_t milestones[] = {10, 30, 31};
     for (int kind = 0; kind <= TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU; kind++)
         for (int variant = 0; variant < 3; variant++) {
-            /* Evaluations during a warm-up count: PyTorch has nothing to compare with. */
+            /* Evaluations during a warm-up count; PyTorch has no equivalent. */
             if (kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU && variant == 2) continue;
             tdm_job job = {.optim = {.lr = 0.3}};
             job.schedule.kind = kind;

@@ -1,9 +1,8 @@
-"""Holds Tandem's optimisers and schedules against PyTorch's.
+"""Compares Tandem's optimisers and schedules with PyTorch's.
 
-Usage: optim_parity.py PROGRAM, where PROGRAM prints what Tandem does (optim_parity.c). Every case
-is done again by PyTorch, with the same gradients, and compared step by step; an average of the
-weights is held against torch.optim.swa_utils.AveragedModel. Ends with 77, which
-means skipped, where PyTorch is not installed.
+Usage: optim_parity.py PROGRAM, where PROGRAM prints Tandem's results (optim_parity.c). PyTorch computes every
+case with the same gradients, and the results are compared step by step; an average of the weights is compared
+with torch.optim.swa_utils.AveragedModel. Exits with 77, which means skipped, without PyTorch.
 """
 import json
 import math
@@ -16,7 +15,7 @@ from torch.optim import lr_scheduler, swa_utils
 
 
 def make_optimiser(case, tensors):
-    """PyTorch's optimiser for a case; None where PyTorch has none of that name."""
+    """PyTorch's optimiser for a case; None if PyTorch has none with that name."""
     groups = [{"params": [tensors["a"]]}, {"params": [tensors["b"]]}]
     if case["groups"]:
         groups[1].update(lr=case["lr"] * 0.25, weight_decay=0)
@@ -38,7 +37,8 @@ def make_optimiser(case, tensors):
 
 
 def make_average(case, tensors):
-    """What keeps the average of the parameters, begun with the first; None where there is none."""
+    """The object that computes the average of the parameters, initialised with the first; None without an
+    average."""
     decay = case["ema"]
     if decay == 0:
         return None
@@ -50,7 +50,7 @@ def make_average(case, tensors):
 
 
 def difference(case, ours, theirs):
-    """The largest, as a share of the number's size or of a step's."""
+    """The largest difference, relative to the number or to a step."""
     theirs = theirs.detach().double()
     scale = torch.clamp(theirs.abs(), min=case["lr"])
     return float(((torch.tensor(ours, dtype=torch.float64) - theirs).abs() / scale).max())
@@ -114,7 +114,7 @@ def make_schedule(case, optimiser):
 
 
 def pytorch_rates(case):
-    """The learning rates PyTorch gives, for the steps after a warm-up."""
+    """PyTorch's learning rates for the steps after a warm-up."""
     tensor = torch.nn.Parameter(torch.zeros(1))
     optimiser = torch.optim.SGD([tensor], lr=case["lr"])
     schedule = make_schedule(case, optimiser)
@@ -146,7 +146,7 @@ def pytorch_warm_up(case, top):
 
 
 def compare_schedule(case):
-    """The largest difference, as a share of the highest rate."""
+    """The largest difference, relative to the highest rate."""
     theirs = pytorch_rates(case)
     if case["warmup"] > 0:
         top = case["lr"] if case["schedule"] == "inverse_sqrt" else theirs[0]

@@ -1,10 +1,9 @@
 """Trains with `tandem train -n N` and again with PyTorch in a single process, and compares.
 
-Usage: ranks_parity.py TANDEM CASE.... Each case has its data, which are the same for both, in
-the same order; the first weights are Tandem's. The batch is cut into four lanes.
-On every number of ranks the losses of 100 steps must agree with PyTorch's to 1e-4 at every step, and
-so must the running statistics of a batch norm over the whole batch at the end. Ends with 77, which
-means skipped, without PyTorch.
+Usage: ranks_parity.py TANDEM CASE.... Each case has data that both use in the same order; the initial weights
+are Tandem's. The batch is cut into four lanes. With every number of ranks the losses of 100 steps must agree
+with PyTorch's to 1e-4 at every step, and so must the running statistics of a batch norm over the whole batch at
+the end. Exits with 77, which means skipped, without PyTorch.
 """
 import json
 import os
@@ -66,7 +65,7 @@ OPTIM = dict(kind="adamw", lr=0.001, momentum=0.0, beta1=0.9, beta2=0.999, eps=1
 
 
 def write_rows(case, directory):
-    """Normal features and even classes as CSV, each number so that it reads back exactly."""
+    """Normal features and uniform classes as CSV, with enough digits to read each number back exactly."""
     generator = torch.Generator().manual_seed(11)
     rows = BATCHES * case["batch"]
     x = torch.randn(rows, case["features"], generator=generator)
@@ -80,7 +79,7 @@ def write_rows(case, directory):
 
 
 def write_text(case, directory):
-    """Characters; a sample is a window, and its classes are the characters that come next."""
+    """Characters; a sample is a window, and its classes are the following characters."""
     length, size = case["context"], case["batch"]
     rows = BATCHES * size
     text = "".join("the quick brown fox jumps over a lazy dog"[7 * i * i % 41] for i in range(rows + length))
@@ -105,7 +104,7 @@ def write_job(case, optim, directory):
 
 
 def tandem(program, directory, ranks, *sets):
-    """What a training printed."""
+    """The output of a training run."""
     command = [program, "train", "job.yaml", "-q", "--json", "-n", str(ranks)]
     for word in sets:
         command += ["--set", word]

@@ -1,9 +1,9 @@
-"""Tandem's models once more, as one writes them for PyTorch.
+"""Tandem's models, implemented with PyTorch.
 
-Each takes a case of model_parity.c to read its sizes from. `our_name` says what we call a tensor of
-the model, `from_ours` and `to_ours` turn the numbers of a tensor to PyTorch's layout and back: our
-images are [B, H, W, C] and our kernels [O, KH, KW, C], PyTorch has C before H and W. The layer that
-takes a flattened image therefore sees its numbers in another order.
+Each reads its sizes from a case of model_parity.c. `our_name` returns Tandem's name of a tensor of the model,
+`from_ours` and `to_ours` convert the numbers of a tensor to PyTorch's layout and back: Tandem's images are [B,
+H, W, C] and its kernels [O, KH, KW, C], PyTorch has C before H and W. The layer whose input is a flattened image
+therefore has its numbers in another order.
 """
 import torch
 from torch import nn
@@ -11,13 +11,13 @@ from torch.nn import functional
 
 
 class Kinks:
-    """A rectifier that knows where it is undecided. A number that is zero but for rounding may count
-    as positive in one program and as negative in another: both are right, their outputs are the
-    same, but the gradients differ by all that passes through that number. Among the million numbers
-    that a step of ResNet-18 rectifies there is often one; PyTorch's single precision then differs by
-    a thousandth and more from its own double precision. This rectifier notes the numbers nearer to
-    zero than NEAR times their tensor's size, and takes the other side for those in `turned`, each
-    named by the rectifier's call and its place in that tensor."""
+    """A rectifier that records where it is undecided. A number that is zero except for rounding may count as
+    positive in one program and as negative in another: both are correct, their outputs are the same, but the
+    gradients differ by everything that passes through that number. Among the million numbers that a step of
+    ResNet-18 rectifies there is often one; PyTorch's single precision then differs by a thousandth and more from
+    its own double precision. This rectifier records the numbers nearer to zero than NEAR times their tensor's
+    size, and uses the other side for those in `turned`, each identified by the rectifier's call and its index in
+    that tensor."""
 
     NEAR = 3e-6
 
@@ -107,7 +107,7 @@ class Gpt(Model):
 
 
 class ImageModel(Model):
-    """A model of images: kernels have four dimensions."""
+    """A model for images: kernels have four dimensions."""
 
     def __init__(self, case):
         super().__init__()

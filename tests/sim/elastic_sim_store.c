@@ -22,7 +22,7 @@ typedef struct handle {
 typedef enum outcome {
     ANSWERED,
     NOT_RECEIVED, /* no effect and no response */
-    NO_RESPONSE   /* the call took effect, but there is no response */
+    NO_RESPONSE   /* the call took effect, but the response is lost */
 } outcome;
 
 #define TIMEOUT_S 1.5 /* of a call */

@@ -78,15 +78,15 @@ static void a_disk_that_hangs_keeps_nobody_waiting(void)
     int before = hang(disk_probe);
     tdm__disk_probe_read(disk_probe, "there", 9, &room);
     CHECK(!room.is_silent);
-    CHECK_INT(room.bytes, 50000); /* what it said last */
+    CHECK_INT(room.bytes, 50000); /* the last result */
     for (int i = 0; i < 20; i++) tdm__disk_probe_read(disk_probe, "there", 11 + i, &room);
     CHECK(room.is_silent);
     CHECK_INT(room.bytes, 0);
-    CHECK_INT(questions, before + 1); /* one at a time */
+    CHECK_INT(questions, before + 1); /* one query at a time */
     hangs = false;
     CHECK(await_bytes(disk_probe, "there", 50000));
     before = hang(disk_probe);
-    tdm__disk_probe_release(disk_probe); /* the agent ends while a question is out */
+    tdm__disk_probe_release(disk_probe); /* the agent ends during a query */
     hangs = false;
     CHECK(await_count(&answers, before + 1));
     tdm__disk_probe_release(NULL);
@@ -148,7 +148,7 @@ static void no_line_is_lost_after_a_put_in_doubt(void)
     CHECK_TEXT(store.values[0], "one\n");
     CHECK_TEXT(store.values[1], "two\n");
     CHECK_INT(lines.whole.length, 0);
-    /* One that had no effect goes again as it was, and what came meanwhile follows. */
+    /* A batch that had no effect is sent again unchanged, and later lines follow it. */
     store.is_away = true;
     add(&lines, "three");
     tdm__log_forward_send(&lines, &store.kv, "s", "a");
@@ -161,7 +161,7 @@ static void no_line_is_lost_after_a_put_in_doubt(void)
     tdm__log_forward_release(&lines);
 }
 
-/* Meanwhile rank 0 was on this host for a time. */
+/* Meanwhile rank 0 was on this host for some time. */
 static void lines_written_here_are_not_owed_to_the_store(void)
 {
     made_up_store store = {.kv = {.ops = &store_ops}, .is_in_doubt = true};

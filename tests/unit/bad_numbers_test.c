@@ -1,19 +1,19 @@
 /*
- * bad_numbers_test.c: NaN and infinity in a step: that nothing is changed by it, for any number of
- * ranks, and that the replay names what made them.
+ * bad_numbers_test.c: NaN and infinity in a step: it must change nothing, for any number of ranks, and the
+ * replay must name the op that produced them.
  *
- * The numbers are really bad: data that overflows in a product, gradients that overflow while the
- * loss is fine, gradients that overflow only when lanes are added up, gradients that are finite but
- * whose square is not, an op of the test's own that makes a NaN. A gradient that is huge but has a
- * square is not a bad number, and must be trained.
+ * The numbers are really non-finite: data that overflows in a product, gradients that overflow although the
+ * loss is finite, gradients that overflow only when lanes are added, finite gradients whose square is not
+ * finite, an op of the test that produces a NaN. A gradient that is huge and has a finite square is valid, and
+ * must be trained.
  */
 #include "parallel/internal.h"
 #include "team_bench.h"
 
 enum { BATCH = 21, LANES = 4 };
 
-/* The first feature has no weight, so that it does not reach the loss, only the gradient; and the
- * second layer is steep, so that this gradient is large. */
+/* The first feature has weight 0, so that it affects only the gradient and not the loss; and the second layer
+ * has large weights, so that this gradient is large. */
 static void hide_first_feature(team_bench *b)
 {
     tdm_tensor first = tdm_model_param(b->graph, "fc1.weight", b->params);
@@ -32,7 +32,8 @@ typedef struct trial {
     int done;
 } trial;
 
-/* One step of a team on a fresh bench; what the replay says, when it is bad. All ranks say the same. */
+/* One step of a team on a new bench; what the replay reports if it is not finite. All ranks report the same.
+ * */
 static void try_on_rank(tdm_comm *comm, void *user)
 {
     trial *t = user;
@@ -51,7 +52,7 @@ static void try_on_rank(tdm_comm *comm, void *user)
     if (!r.finite) {
         CHECK_INT(tdm_team_replay(b.team, &bad, NULL), TDM_OK);
         CHECK(team_bench_same(&b, &untouched));
-        b.shape.huge = 0; /* the team is none the worse for it */
+        b.shape.huge = 0; /* the team is not affected */
         b.shape.poison = false;
         b.shape.huge_rows = false;
         if (bad.kind != TDM_BAD_PARAM) CHECK(team_bench_step(&b, 1, BATCH).finite);
@@ -72,7 +73,7 @@ static void try_on_rank(tdm_comm *comm, void *user)
 static tdm_step_result step_of(team_shape shape, int ranks, void (*change)(team_bench *b),
                                tdm_bad_number *bad)
 {
-    static trial t; /* names live until the next one */
+    static trial t; /* names are valid until the next team */
     shape.batches[0] = BATCH;
     t = (trial){.shape = shape, .change = change};
     team_bench_on_ranks(ranks, try_on_rank, &t);
@@ -118,7 +119,7 @@ static void the_op_and_the_row_are_named(void)
             CHECK_TEXT(bad.name, "fc1.matmul+relu");
             CHECK_TEXT(bad.op, "matmul");
             CHECK(!bad.backward);
-            CHECK(!bad.is_nan); /* an infinity first, NaN of it later */
+            CHECK(!bad.is_nan); /* first an infinity, then a NaN computed from it */
             CHECK_INT(bad.lane, LANES - 1);
             CHECK_INT(bad.rows.first + bad.rows.count, BATCH);
             CHECK_INT(bad.bad_rows, 1);
@@ -131,8 +132,8 @@ static void the_op_and_the_row_are_named(void)
         }
 }
 
-/* Without clip_norm nobody asks for the norm of the gradient; it is looked at all the same. And
- * clip_value does not make a number of an infinity. */
+/* Without clip_norm the norm of the gradient is not used; the gradient is checked nevertheless. And
+ * clip_value does not turn an infinity into a number. */
 static void a_gradient_that_overflows_while_the_loss_is_fine(void)
 {
     static const team_shape shapes[] = {{.optim = TDM_JOB_OPTIM_SGD},
@@ -153,11 +154,11 @@ static void a_gradient_that_overflows_while_the_loss_is_fine(void)
                 CHECK(bad.backward);
                 CHECK_TEXT(bad.name, "fc1.matmul+relu.matmul.d_w");
                 CHECK_INT(bad.lane, lanes - 1);
-                CHECK_INT(bad.bad_rows, 0); /* of a matrix of weights there are no rows to tell */
+                CHECK_INT(bad.bad_rows, 0); /* a matrix of weights has no rows of samples */
             }
 }
 
-/* Each lane's gradient is finite. The one that is huge enough is found by trying. */
+/* Each lane's gradient is finite. The required magnitude is found by trial. */
 static void a_sum_that_overflows(void)
 {
     int found = 0;
@@ -177,8 +178,7 @@ static void a_sum_that_overflows(void)
     CHECK_INT(found, LANES);
 }
 
-/* Adam would remember its square, an infinity, for good. It is bad for all optimisers alike, however
- * it would be clipped. */
+/* Adam would store its square, a permanent infinity. It is an error for all optimisers, with any clipping. */
 static void a_gradient_whose_square_overflows(void)
 {
     for (int optim = TDM_JOB_OPTIM_SGD; optim <= TDM_JOB_OPTIM_LION; optim++)
@@ -196,7 +196,7 @@ static void a_gradient_whose_square_overflows(void)
         }
 }
 
-/* The largest gradient that is trained on leaves finite states behind. */
+/* The largest gradient that is trained leaves finite states. */
 static void squares_of_good_gradients_are_finite(void)
 {
     for (int optim = TDM_JOB_OPTIM_SGD; optim <= TDM_JOB_OPTIM_LION; optim++) {
@@ -220,7 +220,7 @@ static void squares_of_good_gradients_are_finite(void)
     }
 }
 
-/* Huge numbers are looked at more closely, and then trained on: the same bits for all. */
+/* Huge numbers are checked exactly, and then trained: the same bits for all numbers of ranks. */
 static void train_on_huge(tdm_comm *comm, void *user)
 {
     team_bench b, *first = user;
@@ -298,8 +298,8 @@ static const tdm_custom_op spoil_op = {.name = "spoil",
                                        .run = spoil_run,
                                        .backward = spoil_backward};
 
-/* x [rows, 2] -> x w -> spoil -> sigmoid -> sum: the sigmoid of an infinity is a good number. Or the
- * weights are spoiled, which look like six rows. */
+/* x [rows, 2] -> x w -> spoil -> sigmoid -> sum: the sigmoid of an infinity is finite. Or the weights are
+ * spoiled, which have the shape of six rows. */
 static tdm_graph *spoiled_graph(const spoil *how, int64_t rows, bool of_params)
 {
     tdm_graph *g = tdm_graph_create();
@@ -361,7 +361,7 @@ static void an_op_of_ones_own(void)
     CHECK_INT(bad.first_row, 30);
 }
 
-/* No sample has a part in it, whatever the shape looks like. */
+/* No sample is named, whatever the shape is. */
 static void a_number_made_of_parameters_alone(void)
 {
     static const int64_t rows[] = {1, 2, 3, 6};
@@ -374,15 +374,15 @@ static void a_number_made_of_parameters_alone(void)
     }
 }
 
-/* An infinity on the way to a good end is the model's business. */
+/* An intermediate infinity with a finite result is not an error. */
 static void an_infinity_that_does_no_harm(void)
 {
     tdm_bad_number bad = {0};
     CHECK(!blame(SPOIL_INFINITY, 3, false, &bad));
 }
 
-/* Lanes that meet on their way: what is bad in one is soon bad in all, and is told of the one where it
- * began; what overflows only when lanes are added up is told of the sum. */
+/* Lanes that are summed in the middle of a pass: a NaN in one is soon in all, and is reported for the lane
+ * where it began; an overflow of the sum over lanes is reported for the sum. */
 static void lanes_that_meet(void)
 {
     for (int ranks = 1; ranks <= LANES; ranks++) {

@@ -1,10 +1,10 @@
 /*
- * balance_test.c: placements are held against all that there are, and the feedback against machines
- * that are made up: ranks of given speeds, whose times are drawn with noise.
+ * balance_test.c: placements are compared with all possible ones, and the feedback is tested on simulated
+ * machines: ranks of given speeds, whose times have random noise.
  *
- * Three things must hold: a slow rank gives lanes away within 20 steps, so that the step is nearly as
- * fast as whole lanes allow; it gets them back when it has recovered; and noise alone moves nothing,
- * for any number of steps.
+ * Three properties are tested: a slow rank gives lanes away within 20 steps, so that the step is nearly as fast
+ * as whole lanes allow; it gets them back when it has recovered; and noise alone moves no lane, for any number
+ * of steps.
  */
 #include "check.h"
 #include "parallel/parallel.h"
@@ -123,9 +123,9 @@ typedef struct machine {
     int64_t lanes;
     int ranks;
     double per_lane[MAX_RANKS]; /* seconds */
-    double fixed_s;             /* of a rank, whatever its lanes */
+    double fixed_s;             /* of a rank, independent of its lanes */
     double noise;
-    double hiccups; /* the part of the times that are three times as long */
+    double hiccups; /* the fraction of times that are three times as long */
     int64_t first[MAX_RANKS + 1];
     tdm_balance *balance;
     int moves;
@@ -163,7 +163,7 @@ static void machine_run(machine *m, int steps)
     }
 }
 
-/* Lanes per second without noise, and what any placement of whole lanes reaches at most. */
+/* Lanes per second without noise, and the maximum of any placement of whole lanes. */
 static double throughput(const machine *m)
 {
     double speeds[MAX_RANKS];
@@ -243,7 +243,7 @@ static void noise_moves_nothing(void)
     }
 }
 
-/* What a rank takes beside its lanes makes a lane look dear where there are few. */
+/* The time that a rank needs besides its lanes makes a lane look expensive if there are few lanes. */
 static void fixed_costs_do_not_swing(void)
 {
     srand48(5);

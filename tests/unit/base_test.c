@@ -1,4 +1,4 @@
-/* Tests of the base room: each against published values or its own contract. */
+/* Tests of the module base, against published values or its contract. */
 
 #include "base/base.h"
 #include "check.h"
@@ -47,7 +47,7 @@ static void rng_addresses_do_not_collide(void)
     }
 }
 
-/* Seeking finds the word that drawing one after another would have come to, from any state. */
+/* Seeking gives the same word as drawing words one after another, from any state. */
 static void rng_seek_finds_any_word(void)
 {
     enum { WORDS = 23 };
@@ -58,7 +58,7 @@ static void rng_seek_finds_any_word(void)
         tdm_rng_seek(&rng, (uint64_t)i);
         for (int k = i; k < WORDS; k++) CHECK(tdm_rng_u32(&rng) == words[k]);
     }
-    tdm_rng_seek(&rng, (uint64_t)1 << 33); /* past what 32 bits count, in words */
+    tdm_rng_seek(&rng, (uint64_t)1 << 33); /* beyond 32 bits of words */
     CHECK(rng.counter[0] == ((uint32_t)1 << 31) + 1);
 }
 
@@ -110,7 +110,7 @@ static void sha256_matches_fips(void)
     CHECK_TEXT(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
-/* All lengths around the ends of blocks, fewer pieces than lanes and more, at places of all kinds. */
+/* All lengths near the ends of blocks, fewer inputs than lanes and more, at any offset. */
 static void many_hashes_are_those_of_each(void)
 {
     enum { MAX = 40, BYTES = 5000 };
@@ -372,9 +372,9 @@ static void json_refuses_what_is_not_json(void)
     static const struct {
         const char *text, *message;
     } cases[] = {
-        {"", "byte 0: the text ends too early"},
+        {"", "byte 0: unexpected end of the text"},
         {"{", "byte 1: expected a string"},
-        {"[1,", "byte 3: the text ends too early"},
+        {"[1,", "byte 3: unexpected end of the text"},
         {"[1 2]", "byte 3: expected ',' or ']'"},
         {"{\"a\" 1}", "byte 5: expected ':'"},
         {"{\"a\":1,}", "byte 7: expected a string"},
@@ -385,13 +385,13 @@ static void json_refuses_what_is_not_json(void)
         {"+1", "byte 0: expected a value"},
         {"nul", "byte 0: expected a value"},
         {"NaN", "byte 0: expected a value"},
-        {"1 1", "byte 2: something follows the value"},
+        {"1 1", "byte 2: unexpected text after the value"},
         {"\"abc", "the text ends inside a string"},
         {"\"\\x\"", "byte 2: an unknown escape"},
         {"\"\\u12\"", "\\u requires four hexadecimal digits"},
-        {"\"\\ud800\"", "half of a surrogate pair"},
-        {"\"\\udc00\"", "half of a surrogate pair"},
-        {"\"\\ud800\\u0041\"", "half of a surrogate pair"},
+        {"\"\\ud800\"", "unpaired surrogate"},
+        {"\"\\udc00\"", "unpaired surrogate"},
+        {"\"\\ud800\\u0041\"", "unpaired surrogate"},
         {"\"\t\"", "byte 1: a control character inside a string"},
         {"\"\xff\"", "byte 1: not UTF-8"},
         {"\"\xc0\x80\"", "byte 1: not UTF-8"},

@@ -1,6 +1,6 @@
 /*
  * check_test.c: tests of the harness itself. Each case runs check_main() over small suites in a child, whose
- * output is dropped, and looks at its exit status.
+ * output is dropped, and checks its exit status.
  */
 #include "check.h"
 
@@ -12,7 +12,7 @@
 
 /* ---- the cases of the suites under test -------------------------------------------------------- */
 
-/* What the cases did, in memory that the child shares with the test. */
+/* Which cases ran, in memory that the child shares with the test. */
 static struct {
     int set_ups, tear_downs, after_check, after_require, later;
     char dir[64];
@@ -92,7 +92,7 @@ static void fails_in_child(void)
         _exit(0);
     }
     CHECK_INT(waitpid(child, &status, 0), child);
-    CHECK_INT(WEXITSTATUS(status), 1); /* and the child did not run the cases that follow */
+    CHECK_INT(WEXITSTATUS(status), 1); /* and the child did not run the following cases */
 }
 
 static void count_set_up(void)
@@ -163,7 +163,7 @@ static void require_stops_the_case_only(void)
     CHECK_INT(seen->set_ups, 2);
     CHECK_INT(seen->tear_downs, 2);
     CHECK(seen->dir[0] != 0);
-    CHECK(access(seen->dir, F_OK) != 0); /* removed, with what was in it */
+    CHECK(access(seen->dir, F_OK) != 0); /* removed, with its contents */
 }
 
 static void require_ends_threads_and_children(void)

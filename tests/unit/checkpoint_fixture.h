@@ -1,6 +1,6 @@
 /*
- * checkpoint_fixture.h: what the tests of the module checkpoint share: files made by hand, and a
- * small training state.
+ * checkpoint_fixture.h: shared by the tests of the module checkpoint: generated files, and a small training
+ * state.
  */
 #ifndef TANDEM_TESTS_CHECKPOINT_FIXTURE_H
 #define TANDEM_TESTS_CHECKPOINT_FIXTURE_H
@@ -15,11 +15,11 @@
 
 bool same_bytes(const void *a, const void *b, size_t count);
 
-/* How many files the directory of the case has. */
+/* The number of files in the directory of the case. */
 int directory_entries(void);
 
-/* Builds a file from a header and a number of data bytes, 0, 1, 2, ...; on the heap, so that the
- * sanitiser sees every byte read past its end. Freed by the caller. */
+/* Builds a file from a header and a number of data bytes, 0, 1, 2, ...; on the heap, so that the sanitizer
+ * detects every read past its end. Freed by the caller. */
 uint8_t *build(const char *header, size_t data_bytes, size_t *out_count);
 
 typedef struct sample_state {

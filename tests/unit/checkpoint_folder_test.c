@@ -1,6 +1,6 @@
 /*
- * checkpoint_folder_test.c: which checkpoints stay, by which rule; the index of what the test set said;
- * packed files, and packed bytes that lie; hashes by chunks, over threads.
+ * checkpoint_folder_test.c: the directory of checkpoints: which are kept, by which rule; the index of test
+ * results; compressed files, and invalid compressed data; hashes by chunks, over threads.
  */
 #include "base/base.h"
 #include "check.h"
@@ -13,7 +13,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* Of the checkpoints: the directory of the case, or one in it. */
+/* The directory of the checkpoints: that of the case, or one in it. */
 static const char *directory;
 
 /* In memory, because the tests sync often. */
@@ -41,7 +41,7 @@ static void note(uint64_t step, double loss, double accuracy)
     CHECK_INT(tdm_checkpoint_note(directory, step, &metrics, &err), TDM_OK);
 }
 
-/* The steps that are there, oldest first, as text. */
+/* The steps of the existing checkpoints, oldest first, as text. */
 static const char *steps(void)
 {
     static char text[256];
@@ -83,7 +83,7 @@ static void test_rules(void)
     retain((tdm_checkpoint_retention){.keep = 2, .keep_every = 4, .keep_best = 2}, 10);
     CHECK_TEXT(steps(), "3 4 5 8 9 10");
     retain((tdm_checkpoint_retention){.keep = 1, .keep_best = 1, .by_accuracy = true}, 8);
-    CHECK_TEXT(steps(), "3 8 10"); /* 6 is gone; of what is left 3 is the most accurate */
+    CHECK_TEXT(steps(), "3 8 10"); /* 6 is gone; of the others 3 has the highest accuracy */
     retain((tdm_checkpoint_retention){.keep = 1}, 3);
     CHECK_TEXT(steps(), "3 10");
     CHECK_INT(tdm_checkpoint_prune(directory, 1, NULL), TDM_OK);
@@ -121,20 +121,20 @@ static uint64_t bytes_of_newest(void)
     return bytes;
 }
 
-/* The disk here is not full, so as many bytes must go as are asked for. */
+/* The disk here is not full, so the test requests the number of bytes to free. */
 static void test_room(void)
 {
     for (uint64_t i = 1; i <= 8; i++) save_step(i, false);
     note(3, 0.2, 0.9);
     tdm_checkpoint_retention rules = {.keep = 8, .keep_every = 4, .keep_best = 1};
     CHECK_INT(removed_for((tdm_checkpoint_retention){.keep = 0, .keep_best = 1}, 1), 0);
-    CHECK_INT(removed_for(rules, UINT64_MAX / 2), 0); /* all together would not do */
+    CHECK_INT(removed_for(rules, UINT64_MAX / 2), 0); /* all together would not be enough */
     CHECK_TEXT(steps(), "1 2 3 4 5 6 7 8");
     CHECK_INT(removed_for(rules, 1), 1); /* the oldest */
     CHECK_TEXT(steps(), "2 3 4 5 6 7 8");
     CHECK_INT(removed_for(rules, bytes_of_newest() + 1), 2); /* 3 is the best, 4 a multiple */
     CHECK_TEXT(steps(), "3 4 6 7 8");
-    /* The newest that can be read stays, and so do those that cannot. */
+    /* The newest valid checkpoint is kept, and so are those that cannot be read. */
     CHECK_INT(tdm_file_replace(check_path("step-000000000008.safetensors"), "x", 1, NULL), TDM_OK);
     CHECK_INT(removed_for(rules, 1), 1);
     CHECK_INT(removed_for(rules, 1), 0);
@@ -161,7 +161,7 @@ static double loss_of(uint64_t step)
     return loss;
 }
 
-/* An index that is missing, or holds anything, is made again from the metrics beside the directory. */
+/* An index that is missing or invalid is rebuilt from the metrics next to the directory. */
 static void test_index(void)
 {
     write_text("metrics.jsonl", "{\"step\":1,\"loss\":9}\n{\"step\":1,\"test_loss\":0.5,"
@@ -232,7 +232,7 @@ static void test_packed_directory(void)
     tdm_arena_destroy(arena);
 }
 
-/* A state of several frames: packed, unpacked, and whatever is cut out of it or changed in it. */
+/* A state of several frames: compressed, decompressed, with bytes removed or changed. */
 static void test_packed_bytes(void)
 {
     if (!packs()) return;
@@ -269,7 +269,7 @@ static void test_packed_bytes(void)
             changed[at] ^= (uint8_t)(1 + tdm_rng_below(&rng, 255));
         tdm_safetensors *file = NULL;
         tdm_status status = tdm_safetensors_parse(changed, length, "t", &file, &err);
-        CHECK(status != TDM_OK); /* each frame has a checksum, and the tensors need all of them */
+        CHECK(status != TDM_OK); /* each frame has a checksum, and the tensors need all frames */
         if (status != TDM_OK) CHECK(strncmp(err.message, "t: ", 3) == 0);
         tdm_safetensors_destroy(file);
     }
@@ -279,7 +279,7 @@ static void test_packed_bytes(void)
     tdm_file_bytes_release(&packed);
 }
 
-/* A few bytes that unpack to many: only as many are unpacked as show that this is not a checkpoint. */
+/* A few bytes that decompress to many: decompression stops when it is clear that this is not a checkpoint. */
 static void test_packed_bomb(void)
 {
     if (!packs()) return;
@@ -307,7 +307,7 @@ static void test_packed_bomb(void)
     free(bomb);
 }
 
-/* Frames made by hand: claims that cannot be true, and what other programs write. */
+/* Generated frames: impossible sizes, and files of other programs. */
 static void test_foreign_frames(void)
 {
     if (!packs()) return;
@@ -356,7 +356,7 @@ static void test_spread(void)
     }
 }
 
-/* In one go, in pieces, and by digests in any order: one hash. */
+/* In one call, in pieces, and by digests in any order: the same hash. */
 static void test_chunks(void)
 {
     enum { BYTES = 2 * TDM_STATE_CHUNK_BYTES + 5, SMALL = 3 };

@@ -1,6 +1,6 @@
 /*
- * checkpoint_headers.h: headers of safetensors files, good and malformed, one case for each rule of
- * the format, with what the reader must say about them.
+ * checkpoint_headers.h: headers of safetensors files, valid and malformed, one case for each rule of the
+ * format, with the expected error message.
  */
 #ifndef TANDEM_TESTS_CHECKPOINT_HEADERS_H
 #define TANDEM_TESTS_CHECKPOINT_HEADERS_H

@@ -1,13 +1,13 @@
 /*
- * checkpoint_kill_test.c: kills and faults while a checkpoint is written, at every kind of place: whatever
- * happens, the newest good checkpoint loads, with the right numbers, and the next save mends the directory.
+ * checkpoint_kill_test.c: kills and faults while a checkpoint is written, at every kind of point. In every case
+ * the newest good checkpoint can be loaded, with the right numbers, and the next save cleans up the directory.
  *
- *   - A writer kills itself, by a real SIGKILL, at a byte of its output that is drawn at random, or before
- *     or after any fsync, rename or unlink: this program's own write(), pwrite() and company, which take
- *     the place of the system's, see to that.
- *   - A writer is killed from outside at a random time.
- *   - Each operation of a writer fails in turn, with each of several errors.
- * Plain and packed files; files written by one process and by several that share the work.
+ * - A writer kills itself with SIGKILL at a random byte of its output, or before or after any fsync, rename or
+ * unlink: this program defines write(), pwrite() and others, which replace those of the system.
+ * - A writer is killed by another process at a random time.
+ * - Each operation of a writer fails in turn, with each of several errors.
+ *
+ * Plain and compressed files; files written by one process and by several together.
  */
 #include "base/base.h"
 #include "check.h"
@@ -35,7 +35,7 @@ enum { TENSORS = 4, STEPS_KEPT = 2 };
 
 /* ---- a process that ends at a byte ------------------------------------------------------------- */
 
-static atomic_long bytes_left = -1;      /* until it ends; below zero: it does not */
+static atomic_long bytes_left = -1;      /* until the process is killed; below zero: never */
 static atomic_long operations_left = -1; /* the same with fsync, rename, unlink */
 
 static void die(void)
@@ -44,7 +44,7 @@ static void die(void)
     for (;;) pause();
 }
 
-/* How many of `count` bytes may be written. */
+/* The number of bytes, of `count`, that may be written. */
 static size_t allowance(size_t count)
 {
     long left = atomic_load(&bytes_left);
@@ -73,7 +73,7 @@ ssize_t pwrite(int fd, const void *bytes, size_t count, off_t offset)
     return written;
 }
 
-/* Even numbers end before the deed, odd ones after it. */
+/* Even numbers kill before the operation, odd ones after it. */
 static long operate(long number, long a, long b, long c, long d, long e)
 {
     if (atomic_load(&operations_left) >= 0 && atomic_fetch_sub(&operations_left, 1) == 0) die();
@@ -160,13 +160,13 @@ static uint64_t check_newest(void)
     return step;
 }
 
-/* After a good save of `step` the directory is as if nothing had ever happened. */
+/* After a successful save of `step` the directory has no traces of failures. */
 static void check_mended(uint64_t step)
 {
     tdm_error err;
     CHECK_INT(save(step, false, &err), TDM_OK);
     CHECK_INT(check_newest(), step);
-    CHECK(directory_entries() <= 2 * STEPS_KEPT + 1); /* plain and packed, and the index */
+    CHECK(directory_entries() <= 2 * STEPS_KEPT + 1); /* plain and compressed, and the index */
     tdm_arena *arena = tdm_arena_create("test");
     const char *const *names = NULL;
     size_t count = 0;
@@ -181,7 +181,7 @@ static bool packs(void)
     return tdm_checkpoint_packs(library);
 }
 
-/* Runs `task` in a child, which must be killed or end well; true when it was killed. */
+/* Runs `task` in a child, which must be killed or succeed; true if it was killed. */
 static bool in_child(void (*task)(uint64_t step, bool packed), uint64_t step, bool packed,
                      unsigned kill_after_us)
 {
@@ -190,7 +190,7 @@ static bool in_child(void (*task)(uint64_t step, bool packed), uint64_t step, bo
     CHECK(pid >= 0);
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        check_failures = 0; /* its own alone */
+        check_failures = 0; /* of this process only */
         task(step, packed);
         _exit(check_failures > 0);
     }
@@ -211,7 +211,8 @@ static void save_once(uint64_t step, bool packed)
     CHECK_INT(save(step, packed, &err), TDM_OK);
 }
 
-/* Another process may do half of the work: it joins the file, and hands its digests back by a pipe. */
+/* Another process may write half of the file: it joins the file, and sends its digests back through a pipe.
+ * */
 static void save_by_two(uint64_t step, bool packed)
 {
     sample_state s;
@@ -233,7 +234,8 @@ static void save_by_two(uint64_t step, bool packed)
     if (other == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
     tdm_file_writer *part = NULL;
     tdm_status joined = tdm_file_writer_join(invitation.temporary, &part, &err);
-    if (other == 0 && joined != TDM_OK) _exit(1); /* the first and the file are gone already */
+    /* the first process and the file are gone already */
+    if (other == 0 && joined != TDM_OK) _exit(1);
     CHECK_INT(joined, TDM_OK);
     for (size_t i = other == 0; i < count; i += 2) {
         const char *bytes = (const char *)s.tensors[chunks[i].tensor].tensor.data +
@@ -247,7 +249,7 @@ static void save_by_two(uint64_t step, bool packed)
     if (other == 0) _exit(0);
     int state = 0;
     CHECK_INT(waitpid(other, &state, 0), other);
-    if (state != 0) die(); /* its half is missing: this one would be told, and give up */
+    if (state != 0) die(); /* its half is missing: a real writer would be notified, and give up */
     for (size_t i = 0; i < count; i++)
         CHECK_INT(tdm_checkpoint_writer_accept(writer, i, digests[i], &err), TDM_OK);
     CHECK_INT(tdm_checkpoint_writer_commit(writer, NULL, &err), TDM_OK);
@@ -263,9 +265,9 @@ static void directory_make(void)
 
 /* ---- kills -------------------------------------------------------------------------------------- */
 
-static uint64_t newest_step; /* that is known to be good */
+static uint64_t newest_step; /* that is known to be valid */
 
-/* What a kill left is either the state before, or the new one. */
+/* After a kill, the state is either the previous or the new one. */
 static void check_after_kill(uint64_t step)
 {
     uint64_t found = check_newest();
@@ -284,7 +286,7 @@ static void test_kills_at_bytes(void)
         void (*task)(uint64_t, bool) = i % 5 == 0 ? save_by_two : save_once;
         if (i % 3 == 0)
             atomic_store(&operations_left, (long)tdm_rng_below(&rng, 14));
-        else /* a file has some 3,900 bytes, and the index follows */
+        else /* a file has about 3,900 bytes, and the index follows */
             atomic_store(&bytes_left, (long)tdm_rng_below(&rng, 4100));
         bool killed = in_child(task, (uint64_t)i, packed, 0);
         atomic_store(&bytes_left, -1);
@@ -324,7 +326,7 @@ static void test_kills_at_times(void)
 
 /* ---- faults ------------------------------------------------------------------------------------- */
 
-/* Each operation fails in turn: the last good one loads, and nothing is left. */
+/* Each operation fails in turn: the last good checkpoint can be loaded, and nothing is left behind. */
 static void fail_each(unsigned mask, int error_number, bool packed)
 {
     int failures = 0;
@@ -335,7 +337,7 @@ static void fail_each(unsigned mask, int error_number, bool packed)
         tdm_status status = save(2, packed, &err);
         tdm_os_test_fail_files(0, 0, 0);
         uint64_t found = check_newest();
-        /* The index is written last: when that fails, the checkpoint is there. */
+        /* The index is written last: if that fails, the checkpoint exists. */
         CHECK(found == 1 || found == 2);
         if (status == TDM_OK) CHECK_INT(found, 2);
         if (status != TDM_OK) CHECK_INT(status, tdm_os_errno_status(error_number));
@@ -359,7 +361,7 @@ static void test_faults(void)
     fail_each(TDM_FAULT_RENAME, EIO, false);
 }
 
-/* A file that is damaged after it was written is passed over, whatever is wrong with it. */
+/* A file that was damaged after it was written is skipped, for any kind of damage. */
 static void test_damage_later(void)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 7, .stream = TDM_RNG_STREAM_USER});

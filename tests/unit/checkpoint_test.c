@@ -1,7 +1,6 @@
 /*
- * checkpoint_test.c: safetensors and checkpoints, with well-formed files, with every malformed
- * header we could think of, with flipped bytes and cut files, with a disk that fails at each
- * operation, and with a writer that is really killed.
+ * checkpoint_test.c: safetensors and checkpoints: well-formed files, many malformed headers, flipped bytes and
+ * truncated files, a disk that fails at each operation, and a writer that is killed.
  */
 #include "base/base.h"
 #include "check.h"
@@ -21,7 +20,7 @@
 
 #define EVERY_COUNT 15
 
-/* One tensor of every dtype, a scalar, and an empty one; names in no order. */
+/* One tensor of every dtype, a scalar, and an empty one; names in no particular order. */
 static size_t every_tensor(tdm_named_tensor out[EVERY_COUNT])
 {
     static uint64_t data[EVERY_COUNT][8];
@@ -86,7 +85,7 @@ static void test_safetensors_round_trip(void)
     tdm_safetensors_destroy(file);
 }
 
-/* The same content in another order gives the same bytes, laid out as promised. */
+/* The same content in another order gives the same bytes, in the documented layout. */
 static void test_safetensors_canonical(void)
 {
     tdm_error err;
@@ -224,7 +223,7 @@ static void test_safetensors_lengths(void)
     CHECK(file == NULL);
 }
 
-/* Data at every offset in memory: what lies badly is copied, what lies well is not. */
+/* Data at every offset in memory: unaligned data is copied, aligned data is not. */
 static void test_safetensors_alignment(void)
 {
     const char *header = "{\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},"
@@ -297,7 +296,7 @@ static void test_checkpoint_round_trip(void)
     tdm_file_bytes_release(&one);
     tdm_file_bytes_release(&two);
 
-    tdm_checkpoint_content bare = {.job_yaml = "", .job_hash = ""}; /* as little as there can be */
+    tdm_checkpoint_content bare = {.job_yaml = "", .job_hash = ""}; /* the smallest one */
     CHECK_INT(tdm_checkpoint_save(check_path("bare"), &bare, &err), TDM_OK);
     CHECK_INT(tdm_checkpoint_open(check_path("bare"), &checkpoint, &err), TDM_OK);
     c = tdm_checkpoint_content_of(checkpoint);
@@ -375,8 +374,8 @@ static void test_state_hash(void)
 }
 
 /*
- * Writes a checkpoint's texts by hand, with one of them replaced (NULL: left out), and with both
- * hashes made to fit again when `resealed`: what somebody could do on purpose.
+ * Writes the texts of a checkpoint, with one of them replaced (NULL: left out), and with both hashes recomputed
+ * if `resealed`: a deliberate forgery.
  */
 static tdm_status open_forged(const char *name, const char *text, bool resealed, tdm_error *err)
 {
@@ -424,7 +423,7 @@ static void test_checkpoint_open_refuses(void)
         tdm_status status;
         const char *message;
     } cases[] = {
-        {"absent", NULL, TDM_OK, NULL}, /* the forgery itself is sound */
+        {"absent", NULL, TDM_OK, NULL}, /* the forgery itself is well-formed */
         {"format", NULL, TDM_ERR_FORMAT, "not a checkpoint of Tandem"},
         {"format", "pt", TDM_ERR_FORMAT, "not a checkpoint of Tandem"},
         {"format", "tandem-checkpoint-3", TDM_ERR_UNSUPPORTED, "tandem-checkpoint-3"},
@@ -502,7 +501,7 @@ static void test_checkpoint_damage(void)
     memcpy(&header_bytes, bytes, 8);
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 1, .stream = TDM_RNG_STREAM_USER});
     for (int i = 0; i < 300; i++) {
-        /* every other flip in the header, which is the smaller and the more delicate part */
+        /* every other bit of the header, which is smaller and more sensitive */
         size_t at = (size_t)tdm_rng_below(&rng, i % 2 ? good.count : 8 + header_bytes);
         uint8_t flip = (uint8_t)(1 + tdm_rng_below(&rng, 255));
         bytes[at] ^= flip;
@@ -538,7 +537,7 @@ static void save_step(uint64_t step)
     tdm_arena_destroy(arena);
 }
 
-/* The step of the newest checkpoint that opens; -1 when there is none. */
+/* The step of the newest checkpoint that opens; -1 if there is none. */
 static long long newest_step(void)
 {
     tdm_error err;
@@ -571,7 +570,7 @@ typedef struct read_calls {
     tdm_status status; /* of the first call */
 } read_calls;
 
-/* A reader whose first file is removed before it can open it. */
+/* A reader whose first file is removed before it opens it. */
 static tdm_status remove_and_miss(const char *path, void *user, tdm_error *err)
 {
     read_calls *calls = user;
@@ -622,7 +621,7 @@ static void test_newest(void)
     CHECK_INT(tdm_checkpoint_newest(check_dir(), arena, &path, &err), TDM_ERR_SYSTEM);
     tdm_os_test_fail_files(0, 0, 0);
 
-    /* A file that is listed, and not there when it is opened: another process has pruned it. */
+    /* A file that is listed and does not exist when it is opened: another process has pruned it. */
     CHECK_INT(symlink("nowhere", tdm_checkpoint_path(arena, check_dir(), 200)), 0);
     CHECK_INT(newest_step(), 100);
     CHECK_INT(unlink(tdm_checkpoint_path(arena, check_dir(), 200)), 0);
@@ -680,7 +679,7 @@ static void test_prune(void)
     CHECK(waitpid(gone, NULL, 0) == gone);
     touch(".step-000000000060.safetensors.%ld.tmp", (long)gone);
     touch(".step-000000000060.safetensors.%ld-12.tmp", (long)gone);
-    pid_t ended = fork(); /* and nobody has waited for it */
+    pid_t ended = fork(); /* and was not waited for */
     if (ended == 0) _exit(0);
     waitid(P_PID, (id_t)ended, &(siginfo_t){0}, WEXITED | WNOWAIT);
     touch(".step-000000000060.safetensors.%ld.tmp", (long)ended);
@@ -689,7 +688,8 @@ static void test_prune(void)
     CHECK_INT(tdm_checkpoint_prune(check_dir(), 2, &err), TDM_OK);
     CHECK_INT(directory_entries(), 4);
 
-    touch(".step-000000000060.safetensors.%ld.tmp", (long)getppid()); /* lives: may be writing */
+    /* it is alive and may be writing */
+    touch(".step-000000000060.safetensors.%ld.tmp", (long)getppid());
     touch(".step-000000000060.safetensors.%ld.tmp", 0);
     touch(".step-000000000060.safetensors.x%ld.tmp", (long)gone);
     touch(".step-000000000060.safetensors.%ld.tmp.kept", (long)gone);
@@ -698,7 +698,8 @@ static void test_prune(void)
     CHECK_INT(directory_entries(), 9);
 }
 
-/* Each operation of a save fails in turn: the one before it must still open, alone. */
+/* Each operation of a save fails in turn: the previous checkpoint must still open, and no other file may
+ * exist. */
 static void test_save_with_faults(void)
 {
     static const struct {
@@ -741,7 +742,7 @@ static void test_save_with_faults(void)
     }
 }
 
-/* The child's loop: saves step after step, prunes, and never ends by itself. */
+/* The loop of the child: saves step after step, prunes, and never ends by itself. */
 static void save_for_ever(uint64_t step)
 {
     static float big[200000];
@@ -765,7 +766,7 @@ static void test_kill_while_saving(void)
     long long last = 1;
     int leftovers = 0;
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 2, .stream = TDM_RNG_STREAM_USER});
-    /* On a busy machine or a slow disk a save takes longer than it is given: then it is given more. */
+    /* On a busy machine or a slow disk a save takes longer than the usual time: then the time is extended. */
     for (int kills = 0; kills < 40 || (kills < 200 && (last == 1 || leftovers == 0)); kills++) {
         pid_t child = fork();
         if (child == 0) save_for_ever((uint64_t)last + 1);
@@ -788,7 +789,7 @@ static void test_kill_while_saving(void)
     }
     printf("     %lld checkpoints saved, %d temporary files left by kills\n", last, leftovers);
     CHECK(last > 1);
-    CHECK(leftovers > 0); /* or the kills never met a save, and the test shows nothing */
+    CHECK(leftovers > 0); /* otherwise no kill hit a save, and the test shows nothing */
 }
 
 /* Before a case forks: its children use the directory as well. */

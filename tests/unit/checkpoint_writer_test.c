@@ -1,7 +1,7 @@
 /*
- * checkpoint_writer_test.c: checkpoints and state hashes whose bytes come in pieces: the same file
- * whatever the pieces, and the same as ever; bytes that are missing or too many; a disk that fails at
- * each operation; and a writer that gives up.
+ * checkpoint_writer_test.c: checkpoints and state hashes that are written in pieces: the same file for any
+ * division, and the same as in earlier versions; missing and excess bytes; a disk that fails at each operation;
+ * and a writer that gives up.
  */
 #include "base/base.h"
 #include "check.h"
@@ -11,8 +11,8 @@
 
 #include <errno.h>
 
-/* Of the sample state of step 120 with two tensors more, as the second version of the format was
- * written, and the first. They never change. */
+/* Of the sample state of step 120 with two more tensors, in the second version of the format, and in the
+ * first. They never change. */
 #define OLD_STATE "143e4b18b13c2ab4bb3cd07e3481c0cde92309e32e1b69cd08da1f3b2cf72770"
 #define OLD_FILE "63985073e4b9e925cf41e65849886a001bed142ee63bfa4731642fbb80a5fde7"
 #define FIRST_STATE "b538b716952c2d60274be259aa0376e213266beadf49fbb24e5b6e1f520a7b6c"
@@ -118,7 +118,7 @@ static void test_old_bytes(void)
     CHECK_INT(directory_entries(), 2);
 }
 
-/* Writes the sample state as the first version of the format had it. */
+/* Writes the sample state in the first version of the format. */
 static void write_first_format(const mixed_state *m, const char *path)
 {
     tdm_error err;
@@ -250,7 +250,7 @@ static void test_wrong_bytes(void)
     CHECK_INT(directory_entries(), 0);
 }
 
-/* Each operation fails in turn: the file that was there before must stay as it was, alone. */
+/* Each operation fails in turn: the existing file must stay unchanged, and no other file may exist. */
 static void test_faults(void)
 {
     tdm_error err;
@@ -274,8 +274,8 @@ static void test_faults(void)
         hash_file(path, hex);
         CHECK_TEXT(hex, OLD_FILE);
     }
-    /* Two opens; a.bytes, adam.count, bias, schedule.plateau, w, of which the last is cut by the ends
-     * of two chunks; the header; fsync, rename, fsync. */
+    /* Two opens; a.bytes, adam.count, bias, schedule.plateau, w, the last of which is divided at the ends of
+     * two chunks; the header; fsync, rename, fsync. */
     CHECK_INT(failures, 13);
     hash_file(path, hex);
     CHECK(strcmp(hex, OLD_FILE) != 0);

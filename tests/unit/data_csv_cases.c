@@ -1,7 +1,6 @@
 /*
- * data_csv_cases.c: the tests of CSV and of the numbers in it; a part of data_test.c.
- *
- * Each malformed file stands alone, with a part of its message that proves the right check found it.
+ * data_csv_cases.c: the tests of CSV and of the numbers in it; a part of data_test.c. Each malformed file has
+ * exactly one mistake, with a part of the expected message.
  */
 
 #include "base/base.h"
@@ -103,7 +102,7 @@ static void csv_header_detection(void)
     tdm_dataset *d = parse_text("a,b,c\n1,2,x\n", NULL);
     CHECK_INT(tdm_dataset_info_of(d)->sample_count, 1);
     tdm_dataset_destroy(d);
-    /* The label need not be a number, so a text there alone makes no header. */
+    /* The label need not be a number, so a text in that column alone does not make a header. */
     d = parse_text("1,2,c\n1,2,x\n", NULL);
     CHECK_INT(tdm_dataset_info_of(d)->sample_count, 2);
     tdm_dataset_destroy(d);
@@ -128,7 +127,7 @@ static void csv_classes(void)
     CHECK_TEXT(names[3], "10");
     CHECK_INT(class_of(d, 0), 3);
     tdm_dataset_destroy(d);
-    /* With one that is not a number, they are sorted by bytes. */
+    /* If one of them is not a number, they are sorted by bytes. */
     d = parse_text("0,10\n0,9\n0,x\n", NULL);
     CHECK_TEXT(tdm_dataset_info_of(d)->class_names[0], "10");
     CHECK_TEXT(tdm_dataset_info_of(d)->class_names[1], "9");
@@ -141,9 +140,10 @@ static void csv_classes(void)
     CHECK_INT(class_of(d, 0), 1);
     CHECK_INT(class_of(d, 1), 0);
     tdm_dataset_destroy(d);
-    refuse_text("0,virginica\n\n0,setoas\n", &options, TDM_ERR_FORMAT,
-                "line 3, column 2: the label 'setoas' is none of the 3 classes of the training "
-                "set; perhaps 'setosa' is meant");
+    refuse_text(
+        "0,virginica\n\n0,setoas\n", &options, TDM_ERR_FORMAT,
+        "line 3, column 2: the label 'setoas' is not one of the 3 classes of the training set; "
+        "did you mean 'setosa'?");
     const char *const twice[] = {"a", "a"};
     refuse_text("0,a\n", &(tdm_data_options){.class_names = twice, .class_count = 2},
                 TDM_ERR_INVALID, "'a' is given twice");
@@ -181,7 +181,7 @@ static const bad_text bad_csv[] = {
     {"\n \n\r\n", {0}, TDM_ERR_FORMAT, "only blank lines"},
     {"a,b\n", {0}, TDM_ERR_FORMAT, "nothing follows the header on line 1"},
     {"a,b\n\n\n", {0}, TDM_ERR_FORMAT, "nothing follows the header on line 1"},
-    {"1\n2\n", {0}, TDM_ERR_FORMAT, "line 1 has one column only, and that is the label"},
+    {"1\n2\n", {0}, TDM_ERR_FORMAT, "line 1 has only one column, the label"},
     {"1;2\n", {0}, TDM_ERR_FORMAT, "another character than ','"},
     {"1,2,a\n3,4\n", {0}, TDM_ERR_FORMAT, "t.csv: line 2 has 2 columns, but line 1 has 3"},
     {"1,2,a\n3,4,b,\n", {0}, TDM_ERR_FORMAT, "line 2 has 4 columns, but line 1 has 3"},
@@ -214,16 +214,17 @@ static const bad_text bad_csv[] = {
     {"width,height,class\n1,2,a\n",
      {.label = "clas"},
      TDM_ERR_INVALID,
-     "no column is named 'clas' on line 1, taken as the header; perhaps 'class' is meant; a column can"},
+     "no column is named 'clas' on line 1, taken as the header; give the name, the number, first "
+     "or last; did you mean 'class'?"},
     {"width,height,class\n1,2,a\n",
      {.label = "zzzzzzzz"},
      TDM_ERR_INVALID,
-     "no column is named 'zzzzzzzz' on line 1, taken as the header; a column can"},
+     "no column is named 'zzzzzzzz' on line 1, taken as the header; give the name, the number"},
     {"a,b,a\n1,2,a\n", {.label = "a"}, TDM_ERR_INVALID, "columns 1 and 3 are both named 'a'"},
     {"1,2,a\n",
      {.label = "b", .header = TDM_DATA_HEADER_NO},
      TDM_ERR_INVALID,
-     "the label 'b' is a column name, but the file is said to have no header"},
+     "the label 'b' is a column name, but data.header says that the file has no header"},
     {"1,2,a\n", {.label = "4"}, TDM_ERR_INVALID, "column 4 for the label does not exist"},
     {"1,2,a\n", {.label = "0"}, TDM_ERR_INVALID, "column 0 for the label does not exist"},
     {"1,2,a\n",
@@ -256,7 +257,7 @@ static void csv_nul_bytes(void)
     refuse("\xff\xfe"
            "1\0,\0a\0",
            8, NULL, 0, NULL, TDM_ERR_FORMAT, "UTF-16");
-    refuse("1,2,a\n", 6, "0", 1, NULL, TDM_ERR_INVALID, "takes no file of labels");
+    refuse("1,2,a\n", 6, "0", 1, NULL, TDM_ERR_INVALID, "a separate file of labels");
 }
 
 static void csv_limits(void)

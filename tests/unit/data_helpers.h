@@ -1,6 +1,6 @@
 /*
- * data_helpers.h: what the data room's tests share: parsing texts and bytes, expecting a refusal,
- * looking at one sample, packing by gzip, building IDX files.
+ * data_helpers.h: shared by the tests of the module data: parsing texts and bytes, expecting an error, reading
+ * one sample, compressing with gzip, building IDX files.
  */
 #ifndef TANDEM_TESTS_DATA_HELPERS_H
 #define TANDEM_TESTS_DATA_HELPERS_H

@@ -1,8 +1,6 @@
 /*
- * data_order_cases.c: the tests of the split and of the order of samples; a part of data_test.c.
- *
- * Both are pinned by golden values: they are part of every result ever trained, so they must not
- * change unnoticed.
+ * data_order_cases.c: the tests of the split and of the order of samples; a part of data_test.c. Both are
+ * compared with recorded values: they are part of every trained result, so they must not change.
  */
 
 #include "data/data.h"
@@ -38,7 +36,7 @@ static void split_counts(void)
         int64_t test_count = tdm_dataset_info_of(test)->sample_count;
         CHECK_INT(test_count, cases[i].test);
         CHECK_INT(rest_count, cases[i].samples - cases[i].test);
-        /* Merging the two, both in file order, gives every sample once. */
+        /* Merging the two parts, both in file order, gives every sample once. */
         int64_t r = 0;
         int64_t t = 0;
         for (int k = 0; k < cases[i].samples; k++) {
@@ -55,7 +53,7 @@ static void split_counts(void)
     }
 }
 
-/* Features that lie elsewhere are the same features, for the whole and for its parts. */
+/* Features at another address are the same features, for the whole and for its parts. */
 static void check_move(tdm_dataset *d)
 {
     tdm_dataset *sets[3] = {NULL, NULL, d}; /* parts first */
@@ -72,7 +70,7 @@ static void check_move(tdm_dataset *d)
         CHECK_INT(tdm_dataset_hash(sets[i], after), TDM_OK);
         CHECK_TEXT(after, before[i]);
     }
-    ((char *)to)[0] ^= 1; /* they do look there */
+    ((char *)to)[0] ^= 1; /* they are read from there */
     CHECK_INT(tdm_dataset_hash(d, after), TDM_OK);
     CHECK(strcmp(after, before[2]) != 0);
     for (int i = 0; i < 3; i++) tdm_dataset_destroy(sets[i]);
@@ -95,7 +93,7 @@ static void split_is_pinned(void)
     CHECK_INT(tdm_dataset_split(d, 0.2, 1, &rest, &test, NULL), TDM_OK);
     CHECK_INT(tdm_dataset_info_of(test)->sample_count, 8);
     for (int64_t i = 0; i < 8; i++) CHECK_INT(feature(test, i, 0), expected[i]);
-    /* A part of a part is still about the same rows. */
+    /* A part of a part still has the rows of the original. */
     tdm_dataset *rest_of_rest = NULL;
     tdm_dataset *test_of_rest = NULL;
     CHECK_INT(tdm_dataset_split(rest, 0.5, 2, &rest_of_rest, &test_of_rest, NULL), TDM_OK);
@@ -138,7 +136,7 @@ static void sampler_is_a_bijection(void)
             for (uint64_t i = 0; i < n; i++) CHECK_INT(seen[i], 1);
         }
     }
-    /* Sizes that cannot be walked whole: in range, and the neighbours differ. */
+    /* Sizes that are too large to enumerate: indices are in range, and neighbours differ. */
     static const uint64_t large[] = {UINT64_C(1) << 32, (UINT64_C(1) << 40) + 1, UINT64_MAX};
     for (size_t k = 0; k < 3; k++) {
         tdm_sampler sampler = {.seed = 3, .sample_count = large[k], .shuffle = true};
@@ -171,7 +169,7 @@ static void sampler_is_pinned(void)
     }
     tdm_sampler plain = {.seed = 5, .sample_count = 100};
     for (uint64_t i = 0; i < 100; i++) CHECK_INT(tdm_sampler_at(&plain, i, i), i);
-    /* One sample, none, and a position outside: defined, and it ends. */
+    /* One sample, none, and a position outside: defined, and without an endless loop. */
     tdm_sampler one = {.sample_count = 1, .shuffle = true};
     CHECK_INT(tdm_sampler_at(&one, 9, 0), 0);
     one.sample_count = 0;
@@ -180,8 +178,8 @@ static void sampler_is_pinned(void)
     CHECK(tdm_sampler_at(&one, 9, 1000) < 3);
 }
 
-/* Where a sample lands is uniform over epochs: chi-square with n-1 degrees of freedom has mean n-1
- * and variance 2(n-1); six deviations are a bound that a fair order meets at any seed. */
+/* The position of a sample is uniform over epochs: chi-square with n-1 degrees of freedom has mean n-1 and
+ * variance 2(n-1); six deviations are a bound that a uniform order meets with any seed. */
 static void sampler_is_uniform(void)
 {
     static const uint64_t counts[] = {2, 3, 5, 8, 13, 37, 64, 100};
@@ -199,8 +197,8 @@ static void sampler_is_uniform(void)
     }
 }
 
-/* Whole orders are equally likely too: all 120 of five samples, which a network with few rounds
- * does not give. */
+/* Whole orders are equally likely as well: all 120 of five samples, which a network with few rounds does not
+ * achieve. */
 static void sampler_orders_are_uniform(void)
 {
     enum { N = 5, ORDERS = 120, EACH = 200 };
@@ -211,7 +209,7 @@ static void sampler_orders_are_uniform(void)
         int rank = 0;
         for (int i = 0; i < N; i++) at[i] = tdm_sampler_at(&sampler, epoch, (uint64_t)i);
         for (int i = 0; i < N; i++) {
-            int smaller = 0; /* among those that follow: the digits of the order's rank */
+            int smaller = 0; /* among the following ones: the digits of the order's rank */
             for (int k = i + 1; k < N; k++) smaller += at[k] < at[i];
             rank = rank * (N - i) + smaller;
         }

@@ -1,9 +1,7 @@
 /*
- * data_test.c: what the data room reads, what it refuses and with which words, and the order of
- * samples.
- *
- * Files are built in memory. Here are IDX, gzip, files on disk and what is asked of the samples;
- * data_csv_cases.h and data_order_cases.h hold the rest.
+ * data_test.c: files that the module data accepts, files that it rejects with their messages, and the order of
+ * samples. Files are built in memory. This file tests IDX, gzip, files on disk and queries of samples;
+ * data_csv_cases.c and data_order_cases.c have the rest.
  */
 #include "base/base.h"
 #include "data/data.h"
@@ -48,7 +46,7 @@ static void idx_images_and_labels(void)
     tdm_dataset_destroy(d);
     refuse(images.bytes, images.count, labels.bytes, labels.count,
            &(tdm_data_options){.class_names = given, .class_count = 2, .labels_path = "lab"},
-           TDM_ERR_FORMAT, "lab: sample 2 (from 0): the label 4 is none of the 2 classes");
+           TDM_ERR_FORMAT, "lab: sample 2 (from 0): the label 4 is not one of the 2 classes");
 }
 
 static void idx_types(void)
@@ -100,13 +98,13 @@ static void idx_bad_headers(void)
     file = idx_build(8, 8, DIMS(1, 1, 1, 1, 1, 1, 1, 1), some, 1);
     refuse_idx(&file, NULL, "byte 3: 8 dimensions");
     file = idx_build(8, 3, DIMS(1, 2, 3), some, 0);
-    file.count = 12; /* three dimensions promised, two there */
+    file.count = 12; /* the header has three dimensions, the file two */
     refuse_idx(&file, NULL, "a header of 3 dimensions takes 16 bytes, and it has 12");
     file = idx_build(8, 3, DIMS(2, 0, 2), some, 0);
     refuse_idx(&file, NULL, "dimension 2 of 3 is 0");
     file = idx_build(8, 2, DIMS(2, 4), some, 7);
     refuse_idx(&file, NULL,
-               "[2, 4] of 1 bytes each, 20 bytes in all, but the file has 19; it is cut");
+               "[2, 4] of 1 bytes each, 20 bytes in all, but the file has 19; it is truncated");
     file = idx_build(8, 2, DIMS(2, 4), some, 9);
     refuse_idx(&file, NULL, "20 bytes in all, but the file has 21; it is too long");
     file = idx_build(0x0c, 2, DIMS(2, 2), some, 4);
@@ -163,7 +161,7 @@ static void gzip_members(void)
     }
     for (size_t cut = 2; cut < count; cut++) {
         if (cut == first_count) continue; /* a complete file */
-        refuse(both, cut, NULL, 0, NULL, TDM_ERR_FORMAT, "t.csv: the gzip file is cut off after");
+        refuse(both, cut, NULL, 0, NULL, TDM_ERR_FORMAT, "t.csv: the gzip file is truncated after");
     }
     both[count] = 'x';
     refuse(both, count + 3, NULL, 0, NULL, TDM_ERR_FORMAT,
@@ -190,14 +188,14 @@ static void gzip_limits(void)
     tdm_dataset_destroy(d);
     tdm_data_options less = {.limit_bytes = text.length - 1};
     refuse(packed, count, NULL, 0, &less, TDM_ERR_RANGE,
-           "unpacks to more than the limit of 399999 bytes");
+           "decompresses to more than the limit of 399999 bytes");
     size_t twice_count;
     uint8_t *twice = gzip_bytes(packed, count, &twice_count);
-    refuse(twice, twice_count, NULL, 0, NULL, TDM_ERR_FORMAT, "packed by gzip twice");
+    refuse(twice, twice_count, NULL, 0, NULL, TDM_ERR_FORMAT, "compressed by gzip twice");
     free(twice);
     free(packed);
     packed = gzip_bytes("", 0, &count);
-    refuse(packed, count, NULL, 0, NULL, TDM_ERR_FORMAT, "empty once unpacked");
+    refuse(packed, count, NULL, 0, NULL, TDM_ERR_FORMAT, "empty after decompression");
     free(packed);
     tdm_str_release(&text);
 }
@@ -307,8 +305,8 @@ static void moments_and_largest(void)
 
 static void hash_says_what_the_samples_are(void)
 {
-    /* The same samples from bytes and from text: two-dimensional rows of one number each differ
-     * from a table in nothing but how they are stored. */
+    /* The same samples from bytes and from text: rows of two dimensions with one number each differ from a
+     * table only in how they are stored. */
     idx_file images = idx_build(8, 2, DIMS(3, 2), "\x01\x02\x03\x04\x05\x06", 6);
     idx_file labels = idx_build(8, 1, DIMS(3), "\x00\x01\x00", 3);
     tdm_dataset *a = idx_parse(&images, &labels, NULL);

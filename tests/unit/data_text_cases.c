@@ -1,6 +1,5 @@
 /*
- * data_text_cases.c: texts as data: their characters, their windows, where they are cut in two, and
- * what is refused.
+ * data_text_cases.c: texts as data: their characters, their windows, the split, and errors.
  */
 
 #include "data/data.h"
@@ -12,7 +11,7 @@ static tdm_data_options text_options(int64_t context, int64_t stride)
     return (tdm_data_options){.format = TDM_DATA_FORMAT_TEXT, .context = context, .stride = stride};
 }
 
-/* The window of a sample and what follows each of its tokens, as characters. */
+/* The window of a sample and the following token of each of its tokens, as characters. */
 static void check_window(const tdm_dataset *d, int64_t sample, const char *window, const char *next)
 {
     const tdm_dataset_info *info = tdm_dataset_info_of(d);
@@ -35,7 +34,7 @@ static void text_plain(void)
     static const char *const names[] = {"\n", "d", "e", "h", "l", "o", "r", "w"};
     CHECK_INT(info->kind, TDM_DATA_KIND_TOKENS);
     CHECK_INT(info->token_count, 11);
-    CHECK_INT(info->sample_count, 8); /* 11 - 3: each window has a token behind it */
+    CHECK_INT(info->sample_count, 8); /* 11 - 3: a token follows each window */
     CHECK_INT(info->feature_count, 3);
     CHECK_INT(info->sample_shape.rank, 1);
     CHECK_INT(info->sample_shape.dim[0], 3);
@@ -46,7 +45,7 @@ static void text_plain(void)
     check_window(d, 7, "orl", "rld");
     int64_t two[] = {1, 0};
     int32_t x[6];
-    tdm_dataset_gather(d, two, 2, x, NULL); /* classes are not a must */
+    tdm_dataset_gather(d, two, 2, x, NULL); /* classes are optional */
     CHECK_INT(x[0], 2);
     CHECK_INT(x[3], 3);
     tdm_dataset_destroy(d);
@@ -60,7 +59,7 @@ static void text_windows_apart(void)
     check_window(d, 0, "abc", "bcd");
     check_window(d, 1, "def", "efg");
     tdm_dataset_destroy(d);
-    d = parse_text("abcdef", &options); /* "def" has nothing behind its f */
+    d = parse_text("abcdef", &options); /* no token follows the f of "def" */
     CHECK_INT(tdm_dataset_info_of(d)->sample_count, 1);
     tdm_dataset_destroy(d);
 }
@@ -136,14 +135,14 @@ static void text_with_a_given_vocabulary(void)
     tdm_dataset_destroy(d);
     refuse_text(
         "aab\nab\xc3\xa9\n", &options, TDM_ERR_FORMAT,
-        "t.csv: line 2: the character '\xc3\xa9' (U+00E9) is none of the 4 in the vocabulary");
+        "t.csv: line 2: the character '\xc3\xa9' (U+00E9) is not one of the 4 in the vocabulary");
     static const char *const words[] = {"c", "bb"};
     options.class_names = words;
     options.class_count = 2;
     refuse_text("cc", &options, TDM_ERR_INVALID, "the name of token 1, 'bb', is not one character");
     static const char *const twice[] = {"c", "c"};
     options.class_names = twice;
-    refuse_text("cc", &options, TDM_ERR_INVALID, "U+0063 stands twice");
+    refuse_text("cc", &options, TDM_ERR_INVALID, "contains the character U+0063 twice");
 }
 
 static void text_refusals(void)
@@ -158,13 +157,13 @@ static void text_refusals(void)
         {"ab\xed\xa0\x80", 5, "byte 2 (from 0): 0xed is not UTF-8"},
         {"\xc0\x80", 2, "byte 0 (from 0): 0xc0"},
         {"ab\0c", 4, "line 1, byte 2 (from 0): a NUL byte"},
-        {"abc", 3, "3 characters are too few: a sample is a window of 3 and the one after it"},
+        {"abc", 3, "3 characters are not enough: a sample is a window of 3 and the next one"},
         {"\xef\xbb\xbf", 3, "the text is empty"},
     };
     tdm_data_options options = text_options(3, 0);
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
         refuse(rows[i].text, rows[i].count, NULL, 0, &options, TDM_ERR_FORMAT, rows[i].part);
-    refuse("abcde", 5, "x", 1, &options, TDM_ERR_INVALID, "a text needs no file of labels");
+    refuse("abcde", 5, "x", 1, &options, TDM_ERR_INVALID, "a text has no file of labels");
     options.context = -1;
     refuse_text("abcde", &options, TDM_ERR_INVALID, "windows of -1 tokens");
     options = text_options(2, -2);
@@ -193,7 +192,7 @@ static void text_is_known_by_name_or_wish(void)
     CHECK_INT(kind_of("x.csv", text, TDM_DATA_KIND_TOKENS), TDM_DATA_KIND_TOKENS);
 }
 
-/* The last part is the test, its windows do not overlap, and no training window reaches into it. */
+/* The last part is the test set, its windows do not overlap, and no training window reaches into it. */
 static void text_split(void)
 {
     char text[101];
@@ -252,7 +251,7 @@ static void text_hash(void)
     uint8_t *packed = gzip_bytes("abcabc", 6, &packed_count);
     tdm_dataset *d = parse_bytes(packed, packed_count, &options);
     CHECK_INT(tdm_dataset_hash(d, hex[1]), TDM_OK);
-    CHECK_TEXT(hex[1], hex[0]); /* how it is split into files does not matter */
+    CHECK_TEXT(hex[1], hex[0]); /* the division into files does not matter */
     tdm_dataset_destroy(d);
     free(packed);
 }

@@ -1,6 +1,6 @@
 /*
- * eval_test.c: inference over data sets and the metrics from it, against values worked out by hand
- * and against the definitions in double precision.
+ * eval_test.c: inference over data sets and its metrics, against values computed by hand and against the
+ * definitions in double precision.
  */
 #include "base/base.h"
 #include "check.h"
@@ -54,7 +54,7 @@ static void fixture_close(fixture *f)
     tdm_pages_unmap(&f->pages);
 }
 
-/* The parameters of the only layer: the weights are the one of rank 2. */
+/* The parameters of the only layer: the weights are the parameter of rank 2. */
 static void set_layer(fixture *f, float weight, const float bias[3])
 {
     for (size_t i = 0; i < tdm_graph_param_count(f->graph); i++) {
@@ -63,7 +63,7 @@ static void set_layer(fixture *f, float weight, const float bias[3])
         float *numbers = f->params + p->offset;
         for (size_t k = 0; k < p->elements; k++) numbers[k] = p->shape.rank == 2 ? 0 : bias[k];
         if (p->shape.rank != 2) continue;
-        /* Feature 0 speaks for class 0, feature 1 for class 1, in either layout. */
+        /* Feature 0 selects class 0, feature 1 class 1, in either layout. */
         bool by_output = p->shape.dim[0] == 3;
         numbers[0] = weight;
         numbers[by_output ? 3 : 4] = weight;
@@ -118,7 +118,7 @@ static void logits_and_probabilities_by_hand(void)
             }
         }
     }
-    tdm_predictor_run(p, f.set, 0, 1, NULL, NULL); /* both outputs may be left out */
+    tdm_predictor_run(p, f.set, 0, 1, NULL, NULL); /* both outputs are optional */
     tdm_predictor_destroy(p);
     fixture_close(&f);
 }
@@ -143,7 +143,7 @@ static void metrics_by_hand(void)
     fixture_close(&f);
 }
 
-/* The parameters are borrowed: a change of them shows in the next call. */
+/* The parameters are borrowed: the next call uses their changed values. */
 static void parameters_may_change_between_calls(void)
 {
     fixture f;
@@ -160,7 +160,7 @@ static void parameters_may_change_between_calls(void)
     fixture_close(&f);
 }
 
-/* Logits so far apart that exp() of them would be infinite or nothing. */
+/* Logits so far apart that exp() of them would be infinite or zero. */
 static void large_logits_have_a_finite_loss(void)
 {
     fixture f;
@@ -195,7 +195,7 @@ static void numbers_that_are_not_finite_are_told(void)
     CHECK(!tdm_all_finite((float[]){0, NAN}, 2) && !tdm_all_finite((float[]){-INFINITY, 0}, 2));
 }
 
-/* A logit of -infinity rules a class out; only where no class is left is there no prediction. */
+/* A logit of -infinity excludes a class; only if no class is left is there no prediction. */
 static void a_masked_class_is_no_bad_number(void)
 {
     static const struct {
@@ -235,7 +235,7 @@ static void add_rows(tdm_str *csv, int count)
                      (double)tdm_rng_uniform(&rng), "abc"[tdm_rng_below(&rng, 3)]);
 }
 
-/* Numbers of very different sizes, in other orders and other groups: the same sum, and the right one. */
+/* Numbers of very different magnitudes, in other orders and groups: the same sum, and the correct one. */
 static void exact_sums_know_no_order(void)
 {
     enum { COUNT = 1000 };
@@ -260,7 +260,7 @@ static void exact_sums_know_no_order(void)
     }
     tdm__exact_sum small = {{0}};
     for (int i = 0; i < 10; i++) tdm__exact_add(&small, 0.1);
-    CHECK(tdm__exact_total(&small) == 1.0); /* 0.1 ten times over, rounded once */
+    CHECK(tdm__exact_total(&small) == 1.0); /* ten times 0.1, rounded once */
     tdm__exact_add(&small, 0x1p159);
     tdm__exact_add(&small, -0x1p159);
     CHECK(tdm__exact_total(&small) == 1.0);
@@ -287,7 +287,7 @@ static void the_size_of_batches_does_not_matter(void)
         for (int k = 0; k < 9; k++) sum += confusion[k];
         CHECK_INT(sum, 37);
         CHECK_INT(m.sample_count, 37);
-        CHECK(m.accuracy > 0 && m.accuracy < 1); /* so that a mistake would show */
+        CHECK(m.accuracy > 0 && m.accuracy < 1); /* so that an error is detected */
         CHECK_NEAR(m.accuracy, first.accuracy, 0);
         CHECK_NEAR(m.loss, first.loss, 0);
         CHECK(memcmp(confusion, first_confusion, sizeof(confusion)) == 0);
@@ -341,7 +341,7 @@ static bool same_metrics(const tdm_metrics *a, const tdm_metrics *b)
            memcmp(&a->accuracy, &b->accuracy, sizeof(a->accuracy)) == 0;
 }
 
-/* All ranks get, bit by bit, what a single process gets; also those that have no batch. */
+/* All ranks get, bit for bit, the results of a single process; also those without a batch. */
 static void evaluate_with(const fixture *f, int size, int64_t batch, const tdm_metrics *want)
 {
     shared_run all = {.f = f};
@@ -378,7 +378,7 @@ static void the_number_of_ranks_does_not_matter(void)
         tdm_metrics want = tdm_evaluate(alone, f.set, NULL), same;
         CHECK_INT(tdm_evaluate_together(alone, f.set, NULL, &same, NULL), TDM_OK);
         CHECK(same_metrics(&same, &want));
-        CHECK(want.accuracy > 0 && want.accuracy < 1); /* so that a mistake would show */
+        CHECK(want.accuracy > 0 && want.accuracy < 1); /* so that an error is detected */
         for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
             evaluate_with(&f, sizes[i], batches[b], &want);
         tdm_predictor_destroy(alone);
@@ -415,7 +415,7 @@ static void what_is_refused(void)
         CHECK_HAS(err.message, "at least 1");
         CHECK(!p);
     }
-    m.batch = INT64_MAX; /* more than any memory */
+    m.batch = INT64_MAX; /* more than any machine has */
     CHECK(tdm_predictor_create(&m, f.params, &p, &err) != TDM_OK);
     CHECK(!p);
     tdm_predictor_destroy(NULL);

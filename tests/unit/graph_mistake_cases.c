@@ -1,6 +1,6 @@
 /*
- * graph_mistakes.c: what the builder refuses, with the exact words, and that the first mistake stays.
- * A part of graph_test.c, which runs these.
+ * graph_mistake_cases.c: errors of the builder, with their exact messages, and that the first error is kept. A
+ * part of graph_test.c, which runs these.
  */
 
 #include "graph_bench.h"
@@ -18,7 +18,7 @@ tdm_value param(tdm_graph *g, const char *name, tdm_shape shape)
     return tdm_graph_param(g, name, shape, zero_init);
 }
 
-/* The graph holds exactly this mistake; takes the graph. */
+/* The graph has exactly this error; takes the graph. */
 static void refused(tdm_graph *g, tdm_value result, tdm_status status, const char *message)
 {
     tdm_error err = {0};
@@ -77,7 +77,7 @@ static void matmul_bias_and_size(void)
     a = input(g, "a", tdm_shape_2((int64_t)1 << 40, 1));
     b = input(g, "b", tdm_shape_2(1, (int64_t)1 << 40));
     refused(g, tdm_graph_matmul(g, a, b, NULL), TDM_ERR_RANGE, "matmul: the result is too large");
-    g = tdm_graph_create(); /* it can be counted in elements, but not in bytes */
+    g = tdm_graph_create(); /* the elements can be counted, the bytes cannot */
     a = input(g, "a", tdm_shape_2((int64_t)1 << 31, 1));
     b = input(g, "b", tdm_shape_2(1, (int64_t)1 << 31));
     refused(g, tdm_graph_matmul(g, a, b, NULL), TDM_ERR_RANGE, "matmul: the result is too large");
@@ -157,7 +157,7 @@ static void dropout_mistakes(void)
     x = input(g, "x", tdm_shape_0());
     refused(g, tdm_graph_dropout(g, x, 0.5), TDM_ERR_INVALID,
             "dropout: x must have at least one dimension: its rows");
-    g = tdm_graph_create(); /* no weights at all: an invalid op */
+    g = tdm_graph_create(); /* no weights: an invalid op */
     x = input(g, "x", tdm_shape_2(2, 2));
     CHECK_INT(tdm_graph_dropout(g, x, 0).id, x.id);
     CHECK_INT(tdm_graph_node_count(g), 0);
@@ -226,7 +226,7 @@ static void leaf_mistakes(void)
     g = tdm_graph_create();
     refused(g, param(g, "w", tdm_shape_1(INT64_MAX / 8)), TDM_ERR_RANGE,
             "parameter 'w': the shape is empty or too large");
-    g = tdm_graph_create(); /* the sum counts, not only each by itself */
+    g = tdm_graph_create(); /* the sum of all counts, not only each one */
     CHECK(param(g, "w", tdm_shape_1(INT64_MAX / 32)).id != 0);
     CHECK(param(g, "v", tdm_shape_1(INT64_MAX / 64)).id != 0);
     refused(g, param(g, "u", tdm_shape_1(INT64_MAX / 32)), TDM_ERR_RANGE,
@@ -286,7 +286,7 @@ static void values_of_nowhere(void)
     }
 }
 
-/* The first mistake stays; what follows it is quiet and adds nothing. */
+/* The first error is kept; later ones are not reported, and add nothing. */
 static void mistakes_stick(void)
 {
     tdm_error err = {0};

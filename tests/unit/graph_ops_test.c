@@ -1,7 +1,7 @@
 /*
- * graph_ops_test.c: what the ops on shapes, element-wise ops, losses and embeddings take and refuse,
- * with the exact words, what shapes they give, and values that can be worked out by hand. Gradients
- * are the business of tests/kernel.
+ * graph_ops_test.c: the ops on shapes, element-wise ops, losses and embeddings: valid and invalid inputs, with
+ * the exact messages, the resulting shapes, and values that can be computed by hand. tests/kernel tests
+ * gradients.
  */
 #include "graph_bench.h"
 
@@ -20,7 +20,7 @@ static tdm_value param(tdm_graph *g, const char *name, tdm_shape shape)
     return tdm_graph_param(g, name, shape, (tdm_init){0});
 }
 
-/* The graph holds exactly this mistake; takes the graph. */
+/* The graph has exactly this error; takes the graph. */
 static void refused(tdm_graph *g, tdm_value result, tdm_status status, const char *message)
 {
     tdm_error err = {0};
@@ -293,7 +293,7 @@ static void embeddings(void)
 
 typedef struct hand {
     tdm_graph *graph;
-    tdm_value x, t; /* x a parameter, t an input (of classes, when it is i32) */
+    tdm_value x, t; /* x a parameter, t an input (of classes, if it is i32) */
 } hand;
 
 static hand hand_of(tdm_shape x, tdm_dtype t_dtype, tdm_shape t)
@@ -350,7 +350,7 @@ static void moved_numbers(void)
           (double[]){5, 6, 1, 2, 1, 2, 3, 4}, NULL);
 }
 
-/* Three places name row 0, one row 2, none row 1. */
+/* Three positions select row 0, one row 2, none row 1. */
 static void gradient_of_a_table(void)
 {
     const float x[6] = {1, 2, 3, 4, 5, 6};
@@ -367,14 +367,15 @@ static void element_losses_by_hand(void)
           (double[]){0, -3, 0.5});
     h = hand_of(tdm_shape_1(3), TDM_DTYPE_F32, tdm_shape_1(3)); /* the slope at the kink is 0 */
     gives(&h, tdm_graph_l1(h.graph, h.x, h.t, 2), x, t, (double[]){7}, (double[]){0, -2, 2});
-    h = hand_of(tdm_shape_1(3), TDM_DTYPE_F32, tdm_shape_1(3)); /* one at delta, one far outside */
+    h = hand_of(tdm_shape_1(3), TDM_DTYPE_F32, tdm_shape_1(3)); /* one at delta, one far beyond */
     gives(&h, tdm_graph_huber(h.graph, h.x, h.t, 0.5, 1), x, t, (double[]){0.5 * 2.75 + 0.125},
           (double[]){0, -0.5, 0.5});
     const float log_p[3] = {-1, -2, -3}, p[3] = {0, 0.25f, 0.75f}; /* 0 log 0 is 0 */
     h = hand_of(tdm_shape_1(3), TDM_DTYPE_F32, tdm_shape_1(3));
     gives(&h, tdm_graph_kl(h.graph, h.x, h.t, 1), log_p, p,
           (double[]){0.25 * (log(0.25) + 2) + 0.75 * (log(0.75) + 3)}, (double[]){0, -0.25, -0.75});
-    const float far[3] = {1000, -1000, 0}, truth[3] = {0, 0, 0.5f}; /* e^1000 must not be met */
+    /* e^1000 must not be computed */
+    const float far[3] = {1000, -1000, 0}, truth[3] = {0, 0, 0.5f};
     h = hand_of(tdm_shape_1(3), TDM_DTYPE_F32, tdm_shape_1(3));
     gives(&h, tdm_graph_bce_logits(h.graph, h.x, h.t, 1), far, truth, (double[]){1000 + log(2)},
           (double[]){1, 0, 0});
@@ -412,13 +413,13 @@ static void cross_entropy_by_hand(void)
     h = hand_of(tdm_shape_2(1, 2), TDM_DTYPE_I32, tdm_shape_1(1));
     gives(&h, tdm_graph_cross_entropy_with(h.graph, h.x, h.t, &o), x, t,
           (double[]){-0.5 * (log(0.75) + log(0.25))}, (double[]){-0.25, 0.25});
-    o = (tdm_cross_entropy_options){.has_ignore = true, .ignore = 1}; /* nothing is left */
+    o = (tdm_cross_entropy_options){.has_ignore = true, .ignore = 1}; /* no row is left */
     h = hand_of(tdm_shape_2(1, 2), TDM_DTYPE_I32, tdm_shape_1(1));
     gives(&h, tdm_graph_cross_entropy_with(h.graph, h.x, h.t, &o), x, t, (double[]){0},
           (double[]){0, 0});
 }
 
-/* Where exponentials overflow, and at 0. */
+/* With arguments for which exponentials overflow, and at 0. */
 static void activations_at_the_ends(void)
 {
     static tdm_value (*const ops[])(tdm_graph *, tdm_value) = {tdm_graph_silu, tdm_graph_gelu_tanh};

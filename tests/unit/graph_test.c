@@ -1,7 +1,7 @@
 /*
- * graph_test.c: building, refusing, differentiating and planning graphs, seen through graph.h. The
- * numbers that kernels compute are the business of tests/kernel; here it is names, shapes, layouts,
- * messages and what a plan takes and leaves.
+ * graph_test.c: building, checking, differentiating and planning graphs, through graph.h. tests/kernel tests
+ * the numbers that kernels compute; this test checks names, shapes, layouts, messages, and the memory that a
+ * plan uses.
  */
 #include "graph/graph.h"
 #include "graph_bench.h"
@@ -45,7 +45,7 @@ static void parameter_layout(void)
     tdm_graph_destroy(g);
 }
 
-/* More of everything than the arrays begin with. */
+/* More of everything than the initial capacity of the arrays. */
 static void graphs_grow(void)
 {
     tdm_graph *g = tdm_graph_create();
@@ -93,7 +93,7 @@ static void backward_mistakes(void)
     CHECK_INT(tdm_graph_backward(g, classes, &err), TDM_ERR_INVALID);
     CHECK_TEXT(err.message, message);
     size_t nodes = tdm_graph_node_count(g);
-    CHECK_INT(nodes, 1); /* a refusal adds nothing */
+    CHECK_INT(nodes, 1); /* an error adds nothing */
 
     tdm_value loss = sum_of(g, y);
     CHECK_INT(tdm_graph_backward(g, loss, &err), TDM_OK);
@@ -105,7 +105,7 @@ static void backward_mistakes(void)
     tdm_graph_destroy(g);
 }
 
-/* Runs the graph once with all inputs and parameters drawn, and all gradients NaN before. */
+/* Runs the graph once with random inputs and parameters; all gradients are NaN before. */
 static bool run_once(bench *b, const tdm_graph *g)
 {
     if (!bench_open(b, g, NULL)) return false;
@@ -130,7 +130,8 @@ static void a_parameter_without_influence_has_no_gradient(void)
     tdm_graph *g = tdm_graph_create();
     tdm_value used = param(g, "used", tdm_shape_2(2, 2));
     param(g, "unused", tdm_shape_1(20));
-    tdm_value side = param(g, "beside", tdm_shape_1(3)); /* computed with, but not for the loss */
+    /* used in the computation, but not for the loss */
+    tdm_value side = param(g, "beside", tdm_shape_1(3));
     tdm_graph_output(g, "y", tdm_graph_relu(g, side));
     CHECK_INT(tdm_graph_backward(g, sum_of(g, used), NULL), TDM_OK);
     bench b;
@@ -178,7 +179,7 @@ static void a_parameter_used_only_through_a_view(void)
     tdm_graph_destroy(g);
 }
 
-/* The smallest case of all: the loss is the parameter. */
+/* The smallest case: the loss is the parameter. */
 static void a_parameter_that_is_the_loss(void)
 {
     tdm_graph *g = tdm_graph_create();
@@ -192,7 +193,7 @@ static void a_parameter_that_is_the_loss(void)
     tdm_graph_destroy(g);
 }
 
-/* Two parameters with one gradient: each has its own copy in its own place. */
+/* Two parameters with one gradient: each has a separate copy at its offset. */
 static void parameters_that_share_a_gradient(void)
 {
     tdm_graph *g = tdm_graph_create();
@@ -315,7 +316,7 @@ static void inputs_and_outputs_by_name(void)
         CHECK_INT(tdm_plan_input(b.plan, "w1").dtype, TDM_DTYPE_NONE);
         CHECK_INT(tdm_plan_output(b.plan, "").dtype, TDM_DTYPE_NONE);
 
-        /* A second binding of the arena moves them all, and nothing else. */
+        /* Binding the arena again moves them all, and nothing else. */
         size_t offset = (size_t)((char *)logits.data - (char *)b.arena);
         CHECK(offset + 48 <= b.arena_bytes);
         char *other = bench_alloc(b.arena_bytes);
@@ -331,7 +332,7 @@ static void inputs_and_outputs_by_name(void)
     tdm_graph_destroy(m.graph);
 }
 
-/* The same results with less: no gradient nodes, no block of gradients. */
+/* The same results with less memory: no gradient nodes, no block of gradients. */
 static void forward_only_plans(void)
 {
     mlp m = make_mlp();
@@ -359,7 +360,7 @@ static void forward_only_plans(void)
     tdm_graph_destroy(m.graph);
 }
 
-/* Only what an output or a gradient needs is run. */
+/* Only the ops that an output or a gradient needs are run. */
 static void unused_ops_are_left_out(void)
 {
     tdm_graph *g = tdm_graph_create();
@@ -374,7 +375,7 @@ static void unused_ops_are_left_out(void)
         bench_close(&b);
     }
     tdm_graph_destroy(g);
-    g = tdm_graph_create(); /* and a graph of nothing at all is a plan of nothing at all */
+    g = tdm_graph_create(); /* and a graph without ops gives a plan without steps */
     if (bench_open(&b, g, NULL)) {
         CHECK_INT(tdm_plan_node_count(b.plan), 0);
         CHECK_INT(tdm_plan_arena_bytes(b.plan), 0);
@@ -400,7 +401,7 @@ static bool watch(void *user, const tdm_plan_event *event)
     return w->seen < w->end_after;
 }
 
-/* A watcher sees every node once, and ends the run where it likes; what is computed is the same. */
+/* A watcher is called once for every node, and can end the run at any of them; the results are the same. */
 static void runs_in_front_of_a_watcher(void)
 {
     tdm_graph *g = tdm_graph_create();
@@ -428,7 +429,7 @@ static void runs_in_front_of_a_watcher(void)
         watcher w = {.end_after = 1, .in_order = true};
         tdm_plan_run_watched(b.plan, &key, watch, &w);
         CHECK_INT(w.seen, 1);
-        /* One kind of op alone, on any data; here all share one place. */
+        /* Only ops of one kind, on any data; here all share one address. */
         float *in = tdm_plan_input(b.plan, "x").data;
         for (int i = 0; i < 4; i++) in[i] = 0.5f;
         tdm_plan_run_only(b.plan, &key, "relu");
@@ -486,7 +487,7 @@ static void backends_by_name(void)
     tdm_graph_destroy(m.graph);
 }
 
-/* A batch of no rows at all: nothing to compute, and zeros where sums were. */
+/* A batch without rows: nothing is computed, and sums are zero. */
 static void empty_batches(void)
 {
     tdm_graph *g = tdm_graph_create();

@@ -117,7 +117,7 @@ static void test_hash(void)
     enum { different_count = sizeof(different) / sizeof(different[0]) };
     char base[TDM_SHA256_HEX], hex[different_count][TDM_SHA256_HEX];
     hash_of(NULL, base);
-    /* Written down, so that no change to the table can change hashes unnoticed. */
+    /* Recorded, so that a change to the table that changes hashes is detected. */
     CHECK_TEXT(base, "5ce422ab0503c373ad0c2cb7f9b61d226bdf6bcbd89a00b3195aa9028abe64e4");
     for (size_t i = 0; i < sizeof(same) / sizeof(same[0]); i++) {
         hash_of(same[i], hex[0]);
@@ -141,7 +141,7 @@ static bool same_hash(const char *base, const char *const *a, const char *const 
     return strcmp(hex[0], hex[1]) == 0;
 }
 
-/* Keys that decide bits only because of what others say. */
+/* Keys that affect bits only with certain values of other keys. */
 static void test_hash_of_schedules(void)
 {
 #define LIST(...) ((const char *const[]){__VA_ARGS__, NULL})
@@ -169,7 +169,7 @@ static void test_hash_of_schedules(void)
     CHECK(same_hash(tested, LIST("seed=1"), LIST("train.bad_numbers=skip")));
 }
 
-/* A vendor's products are cut up differently for each number of threads. */
+/* A vendor's products are divided differently for each number of threads. */
 static void test_hash_of_threads(void)
 {
     const char *vendor = "compute.numerics=vendor";

@@ -167,7 +167,7 @@ static const struct {
     {"[residual: [residual: [residual: [residual: [conv: {channels: 3}]]]]]", NULL},
 };
 
-/* In the file and on the command line a list means the same, and it comes back from its text. */
+/* A list has the same meaning in the file and on the command line, and its text is read as the same list. */
 static void test_layers(void)
 {
     for (size_t i = 0; i < sizeof(good_layers) / sizeof(good_layers[0]); i++) {
@@ -193,8 +193,8 @@ static void test_layers(void)
     }
 }
 
-/* A list and the name of another model cannot stand together: the command line wins, the later of
- * two overrides too. */
+/* A list and the name of another model exclude each other: the command line has precedence, and of two
+ * overrides the later one. */
 static void test_layers_or_another_model(void)
 {
     static const struct {
@@ -217,8 +217,8 @@ static void test_layers_or_another_model(void)
     }
 }
 
-/* Sizes of another model warn when they were meant: not in a shown job, nor in a file whose model the
- * command line has changed. */
+/* Sizes of another model give a warning if the user has set them: not in a shown job, nor in a file whose
+ * model the command line has changed. */
 static void test_keys_without_effect(void)
 {
     static const struct {

@@ -68,14 +68,14 @@ static void test_library_hash(void)
     char base[TDM_SHA256_HEX], same[TDM_SHA256_HEX], other[TDM_SHA256_HEX];
     library_hash("{a: 1, b: 2}", NULL, base);
     library_hash("{b: '2', a: 1}", "model.library=/elsewhere/n.so", same);
-    CHECK_TEXT(same, base); /* neither the order nor the place decides */
+    CHECK_TEXT(same, base); /* neither the order nor the location matters */
     library_hash("{a: 1, b: 3}", NULL, other);
     CHECK(strcmp(other, base) != 0);
     library_hash("{a: 1, b: 2}", "model.library_sha256=" DIGITS_64, other);
     CHECK(strcmp(other, base) != 0);
 }
 
-/* With a file that is there, its hash becomes part of the job; with another file it is refused. */
+/* If the file exists, its hash becomes part of the job; with another file the job is an error. */
 static void test_library_file(void)
 {
     static const char abc[] = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";

@@ -1,8 +1,8 @@
 /*
- * job_round_trip_cases.c: random valid jobs must come back unchanged from their text.
+ * job_round_trip_cases.c: random valid jobs must be read back unchanged from their text.
  *
- * The table of keys defines what each field can hold; texts are made of pieces that are hard to write
- * and read as YAML. Then the fields are adjusted to the rules that relate keys to each other.
+ * The table of keys defines the values of each field; texts consist of pieces that are difficult to write and
+ * read as YAML. Then the fields are adjusted to the rules that relate keys to each other.
  */
 #include <math.h>
 
@@ -12,7 +12,7 @@
 
 /* ---- random jobs ----------------------------------------------------------------------------- */
 
-/* Text with what breaks writers: quotes, colons, line ends, control characters, odd Unicode. */
+/* Text with characters that break writers: quotes, colons, line ends, control characters, unusual Unicode. */
 static const char *random_text(tdm_rng *rng, tdm_arena *arena, const char *prefix)
 {
     static const char *const pieces[] = {
@@ -71,7 +71,8 @@ static int64_t random_int(tdm_rng *rng, const tdm_job_key *key)
 {
     if (key->word && tdm_rng_below(rng, 3) == 0) return key->word_value;
     if (key->form == TDM_JOB_FORM_POWER_OF_TWO) return (int64_t)1 << tdm_rng_below(rng, 17);
-    uint64_t any = tdm_rng_u64(rng) >> tdm_rng_below(rng, 64); /* small ones as often as large */
+    /* small ones as often as large ones */
+    uint64_t any = tdm_rng_u64(rng) >> tdm_rng_below(rng, 64);
     return (int64_t)key->min + (int64_t)(any % (uint64_t)(key->max - key->min + 1));
 }
 
@@ -114,7 +115,7 @@ static void *random_maps(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key,
     return items;
 }
 
-/* Layers within layers, `depth` deep at most; each alone says nothing that is refused. */
+/* Layers within layers, at most `depth` deep; each alone is valid. */
 static tdm_job_layer_list random_layers(tdm_rng *rng, tdm_arena *arena, int depth)
 {
     size_t count = 1 + tdm_rng_below(rng, 4);
@@ -193,7 +194,7 @@ static void random_field(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key,
     }
 }
 
-/* What the rules ask of the optimiser and its schedule. */
+/* Applies the rules for the optimiser and its schedule. */
 static void random_schedule(tdm_rng *rng, tdm_arena *arena, tdm_job *job)
 {
     int64_t *rising = tdm_arena_array(arena, 65, sizeof(*rising));
@@ -355,8 +356,8 @@ static void test_round_trip_of_random_jobs(void)
         tdm_job_show_json(&job, &json);
         check_round_trip(&job, tdm_str_text(&yaml), true);
         check_as_override(&job);
-        /* A job file may be JSON too; only characters that JSON need not escape and YAML must are
-         * left to the YAML form. */
+        /* A job file may also be JSON; characters that JSON need not escape and YAML must are tested in the
+         * YAML form only. */
         if (tdm__utf8_check(json.data, json.length) == json.length &&
             !strstr(json.data, "\xc2\x85") && !strstr(json.data, "\xe2\x80\xa8")) {
             check_round_trip(&job, tdm_str_text(&json), false);

@@ -1,9 +1,7 @@
 /*
- * job_test.c: the job file.
- *
- * Bad jobs are compared word for word (job_bad_jobs.c); good ones are read from YAML, from JSON and
- * from overrides. The reference page in docs/ must be what the table of keys prints; after a change
- * to the table, `unit_job --write-docs docs/job-file.md` writes it again.
+ * job_test.c: the job file. Invalid jobs are compared with exact messages (job_bad_jobs.c); valid ones are read
+ * from YAML, from JSON and from overrides. The reference page in docs/ must equal the output of the table of
+ * keys; after a change to the table, `unit_job --write-docs docs/job-file.md` writes it again.
  */
 #include <stdlib.h>
 #include <unistd.h>
@@ -134,7 +132,7 @@ static void test_too_large(void)
     CHECK_TEXT(tdm_job_document_problems(document).items[0].message,
                "the file has 1048577 bytes; a job file has at most 1048576");
     tdm_job_document_destroy(document);
-    document = parse_bytes(bytes, count - 1, NULL); /* just not too large */
+    document = parse_bytes(bytes, count - 1, NULL); /* just within the limit */
     CHECK(tdm_job_document_job(document) != NULL);
     tdm_job_document_destroy(document);
     free(bytes);

@@ -1,6 +1,6 @@
 /*
- * layout_test.c: shares of cells, for all small worlds; blocks and feeds of a single process; and the
- * schedules of feeds, whose slots must never hold two buckets at once.
+ * layout_test.c: shares of cells, for all small worlds; blocks and prefetches of a single process; and the
+ * schedules of prefetches, whose slots must never contain two buckets at once.
  */
 #include "base/base.h"
 #include "check.h"
@@ -24,7 +24,7 @@ typedef struct world {
     int rank_of_place[MAX_RANKS], node_of_place[MAX_RANKS], first_of_node[MAX_RANKS + 1];
 } world;
 
-/* Bit i of `borders`: a node ends behind place i. */
+/* Bit i of `borders`: a node ends after rank i. */
 static void world_init(world *w, int size, unsigned borders, bool common, size_t elements)
 {
     memset(w, 0, sizeof(*w));
@@ -44,7 +44,7 @@ static void world_init(world *w, int size, unsigned borders, bool common, size_t
     w->layout.node_count = node;
 }
 
-/* Within each set of sharers every cell of a range has one owner, in order; cuts say the same. */
+/* Within each set of sharing ranks every cell of a range has one owner, in order; the cuts are equal. */
 static bool shares_are_right(world *w, tdm__cells range)
 {
     tdm__layout *l = &w->layout;
@@ -86,7 +86,7 @@ static void test_every_cell_has_one_owner(void)
             for (int common = 0; common < 2; common++)
                 for (size_t first = 0; first < 5; first++)
                     for (size_t count = 0; count < 12; count++) {
-                        /* The last cell may be cut short. */
+                        /* The last cell may be shorter. */
                         world_init(&w, size, borders, common, 14 * (size_t)CELL - 100);
                         tdm__cells range = {first, first + count};
                         if (range.end > w.layout.trained_cells) continue;
@@ -257,10 +257,10 @@ static void test_offload(void)
     uint64_t before = tdm_os_resident_bytes(), max = before;
     fill(ema, n, 0.25f);
     uint64_t full = tdm_os_resident_bytes();
-    CHECK(full > before + n * 3); /* about 6 MB came */
+    CHECK(full > before + n * 3); /* about 6 MB were written */
     tdm__params_has_updated(store, (tdm__cells){0, cells});
     CHECK(tdm_os_resident_bytes() + n * 3 < full); /* and went */
-    /* A pass in windows never has more than one of them. */
+    /* A pass in windows never has more than one of them in memory. */
     before = tdm_os_resident_bytes();
     tdm__params_will_update(store, (tdm__cells){0, cells});
     for (size_t at = 0; at < cells; at += WINDOW) {
@@ -273,7 +273,7 @@ static void test_offload(void)
     CHECK(max < before + (uint64_t)3 * WINDOW * CELL * sizeof(float));
     size_t trained = tdm_graph_grad_extent(m.graph);
     for (size_t i = trained; i < n; i++)
-        ema[i] *= 2; /* elements behind the trained ones are in no cell */
+        ema[i] *= 2; /* elements after the trained ones are in no cell */
     float *want = malloc(n * sizeof(*want)), *got = malloc(n * sizeof(*got));
     fill(want, n, 0.25f);
     for (size_t i = 0; i < n; i++) want[i] *= 2;
@@ -290,7 +290,7 @@ static void test_offload(void)
 
 /* ---- schedules ------------------------------------------------------------------------------- */
 
-/* Random phases: buckets that are there together must have different slots. */
+/* Random phases: buckets that are in memory at the same time must have different slots. */
 static void test_slots_never_clash(void)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 5, .stream = TDM_RNG_STREAM_USER});
@@ -320,7 +320,7 @@ static void test_slots_never_clash(void)
     }
 }
 
-/* A chain of layers, each in separate buckets, needs as much memory for 40 layers as for 10. */
+/* A chain of layers, each in a separate bucket, needs as much memory for 40 layers as for 10. */
 static void test_slots_do_not_grow_with_depth(void)
 {
     size_t first[41], bucket[80], slot_of[80];

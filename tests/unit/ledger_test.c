@@ -1,9 +1,9 @@
 /*
- * ledger_test.c: a ledger as training writes it, and what the check says of one that is damaged: every
- * kind of damage must be found, and named.
+ * ledger_test.c: a ledger as training writes it, and the result of the check for damaged ones: every kind of
+ * damage must be found and named.
  *
- * Lines are made with the job's own way through its data, as lanes would: sample by sample, in parts, in
- * any order. Everything is written below one temporary directory, which is removed at the end.
+ * Lines are made with the job's order of samples, as lanes would: sample by sample, in parts, in any order.
+ * Everything is written below one temporary directory, which is removed at the end.
  */
 #include "check.h"
 #include "os/os.h"
@@ -36,7 +36,7 @@ static tdm__ledger_line line_of(uint64_t step)
                              .epoch = at.epoch,
                              .position = at.position,
                              .count = (uint64_t)tdm__train_schedule_batch(&schedule, &at)};
-    for (int64_t row = (int64_t)line.count - 1; row >= 0; row--) /* any order will do */
+    for (int64_t row = (int64_t)line.count - 1; row >= 0; row--) /* any order is valid */
         line.digest += tdm__ledger_mix(at.epoch,
                                        (uint64_t)tdm__train_schedule_sample(&schedule, &at, row));
     return line;
@@ -64,7 +64,7 @@ static tdm_ledger_report check_ledger(void)
     return report;
 }
 
-/* The ledger's text, and back. */
+/* The text of the ledger, and back. */
 static char *slurp(void)
 {
     tdm_file_bytes bytes;
@@ -80,7 +80,7 @@ static void spill(const char *text)
     CHECK_INT(tdm_file_replace(ledger_path, text, strlen(text), NULL), TDM_OK);
 }
 
-/* The beginning of a line of the text, from 1. */
+/* The start of a line of the text, counted from 1. */
 static char *line_at(char *text, int number)
 {
     while (--number > 0) text = strchr(text, '\n') + 1;
@@ -116,12 +116,12 @@ static void going_back_drops_later_lines(void)
     CHECK_INT(r.left_over_steps, 3);
 }
 
-/* The rank that takes over writes the last step's line again: the two lines count once. */
+/* The rank that takes over writes the line of the last step again: the two lines count once. */
 static void the_last_line_may_come_twice(void)
 {
     put_steps(0, 1, 6);
     put_steps(6, 6, 8);
-    put_steps(9, 9, STEPS); /* and here its writer died before the line of step 9 */
+    put_steps(9, 9, STEPS); /* and its writer died before the line of step 9 */
     tdm_ledger_report r = check_ledger();
     CHECK_INT(r.problem_count, 0);
     CHECK_INT(r.step_count, STEPS);
@@ -145,7 +145,7 @@ static void a_torn_line_does_not_count(void)
     CHECK_INT(r.step_count, STEPS);
 }
 
-/* A rank of an old epoch has the old file. */
+/* A rank of an old epoch has the old file open. */
 static void old_writers_write_elsewhere(void)
 {
     tdm__ledger old;
@@ -161,7 +161,7 @@ static void old_writers_write_elsewhere(void)
     CHECK_INT(r.last_step, 6);
 }
 
-/* Lines that a full disk refused were in the memory of the rank 0 before. */
+/* Lines that a full disk rejected were in the memory of the previous rank 0. */
 static void missing_lines_come_from_memory(void)
 {
     tdm__ledger ledger;
@@ -231,7 +231,7 @@ static void missing_and_repeated_steps_are_named(void)
     free(text);
 }
 
-/* A lane that read another sample, the same one twice, or none: the digest tells. */
+/* A lane that read another sample, the same one twice, or none: the digest differs. */
 static void other_samples_are_found(void)
 {
     for (int kind = 0; kind < 3; kind++) {
@@ -293,7 +293,7 @@ static void a_ledger_behind_the_checkpoints_is_found(void)
     remove(path);
 }
 
-/* Many problems are counted, and the first ones told; bytes that are no text at all do no harm. */
+/* Many problems are counted, and the first ones reported; bytes that are not text have no effect. */
 static void garbage_is_survived(void)
 {
     char text[4 * TDM_LEDGER_PROBLEMS + 1];
@@ -303,7 +303,7 @@ static void garbage_is_survived(void)
     tdm_ledger_report r = check_ledger();
     CHECK(r.problem_count > TDM_LEDGER_PROBLEMS);
     CHECK_HAS(r.problems[TDM_LEDGER_PROBLEMS - 1], "is not a valid ledger line");
-    put_steps(12, 1, 3); /* which also drops all of that */
+    put_steps(12, 1, 3); /* which also drops all of them */
     CHECK_INT(check_ledger().problem_count, 0);
     spill("{\"step\":18446744073709551615,\"epoch\":0,\"position\":0,\"count\":1,"
           "\"digest\":\"0000000000000000\"}\n");
@@ -320,7 +320,7 @@ static void no_ledger_says_what_to_set(void)
     CHECK_HAS(err.message, "checkpoint.ledger");
 }
 
-/* A disk that is full costs lines, is said once, and shows. */
+/* A full disk loses lines; this is reported once, and the check finds the gap. */
 static void on_log(const tdm_log_record *record, void *user)
 {
     if (record->level == TDM_LOG_WARN) ++*(int *)user;
@@ -342,10 +342,10 @@ static void a_full_disk_is_said_once(void)
     CHECK_INT(warnings, 1);
     tdm__ledger_close(&ledger);
     tdm_log_remove_sink(on_log, &warnings);
-    CHECK_INT(warnings, 2); /* now they are */
+    CHECK_INT(warnings, 2); /* now they are lost */
 }
 
-/* Lines that the disk refuses for a while are there in the end, in order. */
+/* Lines that the disk rejects for a while are in the file at the end, in order. */
 static void an_error_that_passes_leaves_no_gap(void)
 {
     int warnings = 0, full = open("/dev/full", O_WRONLY | O_CLOEXEC);
@@ -370,8 +370,8 @@ static void an_error_that_passes_leaves_no_gap(void)
     CHECK_INT(check_ledger().problem_count, 0);
 }
 
-/* A sync that fails may have lost all since the one before: these lines are written once more. (A pipe takes
- * lines, and fails to sync them.) */
+/* A sync that fails may have lost all lines since the previous one: these lines are written once more. (A
+ * pipe accepts lines, and fails to sync them.) */
 static void a_sync_that_fails_leaves_no_gap(void)
 {
     int warnings = 0, ends[2];

@@ -1,7 +1,7 @@
 /*
- * library_test.c: models from shared objects: what they build, when they are unloaded, and what is
- * said about each that is wrong. The libraries are the files of tests/library and the example's; this program
- * is linked with libtandem.so like any other, because they look for tandem's functions there.
+ * library_test.c: models from shared objects: the graphs that they build, when they are unloaded, and the
+ * message for each kind of error. The libraries are the files of tests/library and that of the example; this
+ * program is linked with libtandem.so like any other, because they look for Tandem's functions there.
  */
 #include "graph/graph.h"
 #include <tandem/library.h>
@@ -111,7 +111,7 @@ static void reads_options_of_each_type(void)
     graph = build(&t, 2, true);
     if (graph) CHECK_NEAR(tdm_graph_param_at(graph, 3)->init.scale, 0.15, 1e-12);
     tdm_graph_destroy(graph);
-    trial_of_test(&t, "trial", "mistake", "scope"); /* a scope left open is closed */
+    trial_of_test(&t, "trial", "mistake", "scope"); /* a scope that was not ended is ended */
     graph = build(&t, 2, false);
     if (graph) {
         size_t last = tdm_graph_node_count(graph) - 1;
@@ -219,7 +219,7 @@ static void stays_as_long_as_its_graphs(void)
     refuses(&t, true, TDM_ERR_NOT_FOUND, path, "is missing; restore it");
 }
 
-/* The new op of the example, through a whole model: its gradient against differences. */
+/* The new op of the example in a whole model: its gradient against differences. */
 static void the_example_has_the_right_gradient(void)
 {
     trial t;
@@ -242,7 +242,7 @@ static void the_example_has_the_right_gradient(void)
         large += fabsf(grad) > 0.01f;
     }
     CHECK(checked > 20);
-    CHECK(large > 10); /* else the check above says nothing */
+    CHECK(large > 10); /* otherwise the check above proves nothing */
     uint64_t flops = 0;
     for (size_t i = 0; i < tdm_graph_node_count(r.graph); i++)
         if (strcmp(tdm_graph_node_at(r.graph, i).op, "mish") == 0)
@@ -361,14 +361,14 @@ static void graphs_keep_what_they_are_given(void)
     CHECK(released[0] == 1 && released[1] == 1);
 }
 
-/* The release functions may be the library's own, which must be loaded still when they are called. */
+/* The release functions may be the library's own, which must still be loaded when they are called. */
 static void a_library_outlives_what_it_has_kept(void)
 {
     trial t;
     trial_of_test(&t, "trial", "mistake", "keep");
     tdm_graph *graph = build(&t, 2, true);
     if (!graph) return;
-    CHECK(getenv("TRIAL_KEEPS") != NULL); /* by the graph that the first was compared with */
+    CHECK(getenv("TRIAL_KEEPS") != NULL); /* by the graph with which the first was compared */
     unsetenv("TRIAL_KEEPS");
     CHECK(is_loaded(t.path));
     tdm_graph_destroy(graph);

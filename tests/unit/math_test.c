@@ -1,6 +1,6 @@
 /*
- * math_test.c: the functions of base/math.c: against the C library's in a wider type, at their edges,
- * and with the same bits on every machine, in and outside of flush-to-zero mode.
+ * math_test.c: the functions of base/math.c: against the C library's in a wider type, at the limits of their
+ * ranges, and with the same bits on every machine, with and without flush-to-zero mode.
  */
 
 #include "base/base.h"
@@ -13,7 +13,7 @@
 
 enum { SAMPLES = 300000 };
 
-/* Apart by how many units in the last place of the expected one. */
+/* The difference in units in the last place of the expected value. */
 static double units_apart(double got, long double expected)
 {
     double near = fabs((double)expected);
@@ -98,7 +98,7 @@ static void edges(void)
     CHECK(isnan(tdm_math_power(NAN, 2)));
 }
 
-/* All of their bits, over wide ranges. */
+/* A hash of all results, over wide ranges. */
 static void hash_bits(char hex[TDM_SHA256_HEX])
 {
     static double results[5 * SAMPLES / 10];
@@ -124,7 +124,7 @@ static void the_same_bits_on_every_machine(void)
     CHECK_TEXT(hex, expected_bits);
 #if defined(__x86_64__)
     unsigned before = _mm_getcsr();
-    _mm_setcsr(before | 0x8040); /* flush to zero, denormals are zero */
+    _mm_setcsr(before | 0x8040); /* flush to zero, subnormal numbers are zero */
     hash_bits(hex);
     _mm_setcsr(before);
     CHECK_TEXT(hex, expected_bits);

@@ -1,8 +1,8 @@
 /*
  * memory_test.c: compares the estimate of a job's memory with the memory of a real training run.
  *
- * The run is a separate process, which reports how far its resident memory rose between the
- * loading of the data and the end. The parts of an estimate are compared with sizes computed here.
+ * The run is a separate process, which reports how far its resident memory rose between the loading of the data
+ * and the end. The parts of an estimate are compared with sizes computed here.
  */
 #include "base/base.h"
 #include "check.h"
@@ -71,7 +71,7 @@ static tdm_memory_estimate estimate(const tdm_job *job, int workers)
     return e;
 }
 
-/* The bytes by which a training makes a fresh process grow. */
+/* The bytes by which a training run increases the memory of a new process. */
 static uint64_t measure(const tdm_job *job)
 {
     int ends[2];
@@ -96,14 +96,14 @@ static uint64_t measure(const tdm_job *job)
     return grown;
 }
 
-/* Within 25 %, and 24 MB for the program: code, threads' stacks, oneDNN's compiled kernels. */
+/* Within 25 %, and 24 MB for the program: code, stacks of threads, oneDNN's compiled kernels. */
 static void check_honest(const char *const sets[], double min_mb)
 {
     tdm_job_document *document = load(sets);
     const tdm_job *job = tdm_job_document_job(document);
     tdm_memory_estimate e = estimate(job, 1);
     double wanted = (double)e.total_bytes, got = (double)measure(job);
-    CHECK(wanted > min_mb * MB); /* so that the constant is not all there is to it */
+    CHECK(wanted > min_mb * MB); /* so that the constant is not the largest part */
     bool honest = got < 1.25 * wanted + 24 * MB && got > 0.75 * wanted - 24 * MB;
     CHECK(honest || SANITIZED);
     if (!honest)
@@ -112,7 +112,7 @@ static void check_honest(const char *const sets[], double min_mb)
     tdm_job_document_destroy(document);
 }
 
-/* Parameters, gradients and state take most, then activations, then activations computed again. */
+/* Parameters, gradients and state take most; then activations; then recomputed activations. */
 static void test_estimates_are_honest(void)
 {
     static const char *const wide[] = {"model.hidden=[2048, 2048]", NULL};
@@ -146,7 +146,7 @@ static tdm_memory_estimate estimate_on(const tdm_job *job, int ranks, int hosts)
     return e;
 }
 
-/* The published formulae, and how what ranks map goes with them. */
+/* The published formulae, and how the mapped memory of ranks follows them. */
 static void test_stages(void)
 {
     static const char *const sets[] = {"optim.kind=adamw", "parallel.lanes=8",
@@ -163,12 +163,12 @@ static void test_stages(void)
         CHECK_INT(one.stages[zero].formula_bytes, 4 * model);
         CHECK_INT(one.stages[zero].total_bytes, one.total_bytes);
     }
-    /* Parameters, gradients and twice as much state, of which 0, 2, 3 or all 4 are shared out. */
+    /* Parameters, gradients and twice as much state, of which 0, 2, 3 or all 4 are sharded. */
     CHECK_INT(apart.stages[0].formula_bytes, 4 * model);
     CHECK_INT(apart.stages[1].formula_bytes, 2 * model + 2 * model / 4);
     CHECK_INT(apart.stages[2].formula_bytes, model + 3 * model / 4);
     CHECK_INT(apart.stages[3].formula_bytes, model);
-    /* On one host parameters and state are there once, whatever the stage. */
+    /* On one host there is one copy of parameters and state, with any stage. */
     uint64_t buffers = 4 * 2 * FEATURES;
     for (int zero = 0; zero < TDM_ZERO_STAGES; zero++) {
         CHECK_INT(here.stages[zero].parameter_bytes, (block + buffers) / 4);
@@ -177,7 +177,7 @@ static void test_stages(void)
     CHECK_INT(here.stages[0].gradient_bytes, 2 * block); /* of each of its two lanes */
     CHECK_INT(here.host_workers, 4);
     CHECK_INT(here.total_bytes, 4 * here.stages[0].total_bytes);
-    /* On separate hosts each stage takes less than the one before. */
+    /* On separate hosts each stage takes less than the previous one. */
     CHECK_INT(apart.stages[0].parameter_bytes, block + buffers);
     CHECK_INT(apart.stages[0].optimiser_bytes, 2 * block);
     CHECK_INT(apart.stages[1].optimiser_bytes, 2 * ((block + 3) / 4));

@@ -67,7 +67,7 @@ static void gpt_has_these_parameters(void)
     tdm_graph_destroy(g);
 }
 
-/* The numbers of parameters that OpenAI's and Hugging Face's models have. */
+/* The numbers of parameters of OpenAI's and Hugging Face's models. */
 static void gpt_presets_have_the_published_sizes(void)
 {
     static const struct {
@@ -94,7 +94,7 @@ static void gpt_presets_have_the_published_sizes(void)
     }
 }
 
-/* A preset fills what was not given; shown and read again, the job is the same. */
+/* A preset sets the keys that were not given; shown and read again, the job is the same. */
 static void gpt_presets_are_defaults(void)
 {
     const char *yaml = "data: {train: t}\nmodel: {kind: gpt, preset: gpt2-medium, context: 64}\n";
@@ -268,8 +268,8 @@ static double gpt_loss(bench *b, const int32_t *x, const int32_t *next)
     return (double)*(float *)tdm_plan_output(b->plan, TDM_MODEL_LOSS).data;
 }
 
-/* Along its own gradient, the loss changes by the gradient's length: parameter by parameter, so that
- * the embedding, which serves twice, must have both of its gradients. */
+/* Along its gradient, the loss changes by the length of the gradient. Checked parameter by parameter, so that
+ * the embedding, which is used twice, must have both of its gradients. */
 static void gpt_has_the_gradient_of_its_loss(void)
 {
     tdm_job job = gpt_job();
@@ -297,7 +297,7 @@ static void gpt_has_the_gradient_of_its_loss(void)
             length += (double)grad[k] * (double)grad[k];
         length = sqrt(length);
         CHECK(length > 0);
-        double step = 1e-3 / length; /* the loss changes by about so much */
+        double step = 1e-3 / length; /* the loss should change by about this much */
         if (step > 0.05) step = 0.05;
         for (int side = 0; side < 2; side++) {
             for (size_t k = p->offset; k < p->offset + p->elements; k++)
@@ -326,7 +326,7 @@ static void gpt_drops_out_in_training_only(void)
             tdm_node_info info = tdm_graph_node_at(g, i);
             count += !info.backward && strcmp(info.op, "dropout") == 0;
         }
-        CHECK_INT(count, training ? 1 + 2 * GPT_L : 0); /* attention has its own inside */
+        CHECK_INT(count, training ? 1 + 2 * GPT_L : 0); /* attention consists of several products */
         tdm_graph_destroy(g);
     }
 }
@@ -414,7 +414,7 @@ static void decoder_gives_the_logits_of_the_graph(void)
     const float *logits = tdm_decoder_read(d, tokens + GPT_T, 1);
     graph_logits(&options, params, tokens + GPT_T - GPT_T / 2, expected);
     for (int v = 0; v < V; v++) CHECK_NEAR(logits[v], expected[GPT_T / 2 * V + v], 1e-4);
-    /* All at once, after a reset, is the same to the bit. */
+    /* All tokens at once, after a reset, give the same bits. */
     float first[V];
     memcpy(first, logits, sizeof(first));
     tdm_decoder_reset(d);
@@ -458,7 +458,7 @@ typedef struct loops_numbers {
     float w[LOOPS_N * LOOPS_STRIDE], x[LOOPS_K], bias[LOOPS_N];
 } loops_numbers;
 
-/* All that one level's loops give. */
+/* The results of the loops of one level. */
 typedef struct loops_results {
     float product[LOOPS_N], scores[LOOPS_N], mix[LOOPS_K], softmax[LOOPS_K], activate[LOOPS_K];
 } loops_results;
@@ -501,7 +501,8 @@ static void loops_check(const loops_numbers *n, const loops_results *r)
     }
 }
 
-/* Each level's loops are right, on lengths that no vector divides, and have the bits of the others. */
+/* The loops of each level are correct, for lengths that are not multiples of a vector, and have the same
+ * bits. */
 static void decoder_loops_of_all_levels(void)
 {
 #if defined(__x86_64__)

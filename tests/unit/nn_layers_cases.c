@@ -1,8 +1,9 @@
 /*
- * nn_layers_cases.c: models that a list of layers describes. A list that spells a named model must
- * have its parameters in its order, and compute its logits, loss and gradients bit for bit; others
- * are held to counts and shapes worked out by hand; and what cannot be built is refused with the
- * layer's place.
+ * nn_layers_cases.c: models that a list of layers describes.
+ *
+ * A list equivalent to a named model must have its parameters in the same order, and compute its logits, loss
+ * and gradients bit for bit; others are compared with counts and shapes computed by hand; and invalid lists
+ * must give an error with the position of the layer.
  */
 
 #include <tandem/nn.h>
@@ -73,7 +74,7 @@ static void layers_compare_output(const bench *a, const bench *b, const char *na
         CHECK(isfinite(((const float *)x.data)[i]));
 }
 
-/* With the first values of the named model both compute the same. */
+/* With the initial values of the named model both compute the same. */
 static void layers_same_results(const tdm_graph *named, const tdm_graph *spelled, int64_t classes,
                                 bool training)
 {
@@ -85,7 +86,8 @@ static void layers_same_results(const tdm_graph *named, const tdm_graph *spelled
     memcpy(b.params, a.params, a.param_bytes);
     bench_fill(&a, 9, (uint64_t)classes);
     bench_fill(&b, 9, (uint64_t)classes);
-    for (int i = 0; i <= (training ? 1 : 0); i++) { /* numbers and classes of one are the other's */
+    /* numbers and classes of one are also those of the other */
+    for (int i = 0; i <= (training ? 1 : 0); i++) {
         const char *name = i == 0 ? TDM_MODEL_INPUT : TDM_MODEL_CLASSES;
         tdm_tensor from = tdm_plan_input(a.plan, name), to = tdm_plan_input(b.plan, name);
         memcpy(to.data, from.data, (size_t)tdm_tensor_elements(&from) * sizeof(float));
@@ -161,7 +163,7 @@ static void layers_spell_the_cnn(void)
         "channels: " channels) "]\n- relu\n"
 #define STAGE(channels, stride) BASIC(channels, stride) BASIC(channels, "1")
 
-/* The shortcuts come by themselves. */
+/* The shortcuts are added automatically. */
 static void layers_spell_the_resnet(void)
 {
     const layers_data data = {.shape = tdm_shape_3(8, 8, 3), .classes = 10, .batch = 2};
@@ -201,7 +203,7 @@ static const struct {
      6 * 5 + 5 + 5 * 3,
      "2.linear.weight"},
     {"[conv: {channels: 4, kernel: 5, padding: 0, stride: 2}, sigmoid, flatten]",
-     {{3, {9, 7, 2}}, 3, 2}, /* 3 x 2 places */
+     {{3, {9, 7, 2}}, 3, 2}, /* 3 x 2 positions */
      4 * 25 * 2 + 4 + 3 * 2 * 4 * 3 + 3,
      "head.bias"},
     {"[conv: {channels: 4, groups: 2, dilation: 2}, gelu, conv: {channels: classes, kernel: 1}, "
@@ -210,7 +212,7 @@ static const struct {
      4 * 9 * 1 + 4 + 3 * 4 + 3,
      "2.conv.bias"},
     {"[average_pool: {kernel: 3, stride: 2, padding: 1}, rms_norm, flatten]",
-     {{3, {5, 4, 2}}, 3, 2}, /* 3 x 2 places */
+     {{3, {5, 4, 2}}, 3, 2}, /* 3 x 2 positions */
      2 + 3 * 2 * 2 * 3 + 3,
      "head.bias"},
     /* Sequences: two dimensions without a convolution of images. */
@@ -317,7 +319,7 @@ static void layers_are_named_by_their_places(void)
     tdm_job_document_destroy(document);
 }
 
-/* The deepest names are whole: no two are cut to the same. */
+/* The deepest names are complete: no two are truncated to the same text. */
 static void layers_have_names_for_all_depths(void)
 {
     const layers_data data = {.shape = tdm_shape_1(3), .classes = 2, .batch = 2};
@@ -422,7 +424,7 @@ static const struct {
     {"[embedding: 4]", {{1, {7}}, 3, 2}, "layers: a sample has 7 tokens, but model.context is 8"},
     {"[linear: 1048576, linear: 1048576, linear: 1048576]",
      {{1, {1048576}}, 3, 2},
-     NULL}, /* as large as memory may be, it is only a graph */
+     NULL}, /* the limit of memory is irrelevant, because only the graph is built */
 };
 
 static void layers_refusals(void)
@@ -446,7 +448,7 @@ static void layers_refusals(void)
     }
 }
 
-/* Bidirectional for samples of numbers, causal for tokens: a later token changes no logit. */
+/* Bidirectional for samples of numbers, causal for tokens: a later token changes no earlier logit. */
 static void layers_of_tokens_look_back_only(void)
 {
     const layers_data data = {.shape = tdm_shape_1(8), .classes = 5, .batch = 1};

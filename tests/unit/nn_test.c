@@ -1,6 +1,6 @@
 /*
- * nn_test.c: what a model is made of and how it begins. One model is built for many batch sizes and
- * for training and inference; its parameters must be the same things in the same places each time.
+ * nn_test.c: the parameters of models and their initial values. A model is built for many batch sizes and for
+ * training and inference; its parameters must be the same, at the same offsets, each time.
  */
 #include <tandem/nn.h>
 
@@ -120,7 +120,7 @@ static void first_values_depend_on_the_seed_alone(void)
     size_t bytes = tdm_graph_param_extent(g) * sizeof(float);
     CHECK(memcmp(a, b, bytes) != 0);
     memset(b, 0x55, bytes);
-    tdm_model_init(g, 1, b); /* whatever was there before; gaps belong to no parameter */
+    tdm_model_init(g, 1, b); /* the previous bytes; gaps belong to no parameter */
     for (size_t i = 0; i < tdm_graph_param_count(g); i++) {
         const tdm_param_info *p = tdm_graph_param_at(g, i);
         CHECK(memcmp(a + p->offset, b + p->offset, p->elements * sizeof(float)) == 0);
@@ -145,8 +145,8 @@ static void first_values_depend_on_the_seed_alone(void)
     tdm_graph_destroy(g);
 }
 
-/* Over many draws, mean and deviation are what was asked for. */
-/* Any part of a tensor is that part of its first values. */
+/* Over many numbers, mean and standard deviation are the requested ones. */
+/* Any part of a tensor equals that part of its initial values. */
 static void first_values_come_in_parts(void)
 {
     tdm_job job = job_of(2, TDM_JOB_ACTIVATION_RELU);
@@ -278,8 +278,8 @@ static void mlp_computes_what_its_names_say(void)
     tdm_graph_destroy(g);
 }
 
-/* Runs the training graph of `job` once and returns its loss; what it should be goes to `expected`,
- * by plain loops from its logits and weights. The lane has B of 2B rows. */
+/* Runs the training graph of `job` once and returns its loss; *expected gets the loss computed by plain loops
+ * from its logits and weights. The lane has B of 2B rows. */
 static double loss_of(const tdm_job *job, double *expected)
 {
     enum { B = 3, V = 4 };
@@ -330,14 +330,15 @@ static void losses_are_smoothed_and_penalised(void)
         CHECK_NEAR(loss_of(&job, &expected), expected, 5e-6);
         CHECK(fabs(expected - plain) > 1e-3);
     }
-    tdm_model_options options = options_of(&job, 3, false); /* inference knows nothing of it */
+    /* the option does not exist in inference */
+    tdm_model_options options = options_of(&job, 3, false);
     tdm_graph *g = build(&options);
     for (size_t i = 0; i < tdm_graph_node_count(g); i++)
         CHECK(strcmp(tdm_graph_node_at(g, i).op, "penalty") != 0);
     tdm_graph_destroy(g);
 }
 
-/* Dropout belongs to training; it is left out of inference, and of a job with none. */
+/* Dropout is applied in training; it is omitted in inference, and in a job without dropout. */
 static void dropout_only_in_training(void)
 {
     for (int form = 0; form < 4; form++) {
@@ -405,7 +406,7 @@ static void parameters_by_name(void)
     tdm_graph_destroy(g);
 }
 
-/* What torchvision's models of these names have, for 1000 classes. */
+/* The values of torchvision's models with these names, for 1000 classes. */
 static void resnets_have_the_published_sizes(void)
 {
     static const struct {
@@ -428,7 +429,7 @@ static void resnets_have_the_published_sizes(void)
     }
 }
 
-/* Two convolutions, two pools, two layers: by hand for 8 x 8 grey images. */
+/* Two convolutions, two pools, two layers: computed by hand for 8 x 8 grey images. */
 static void cnn_has_these_parameters(void)
 {
     static const int64_t channels[] = {4, 6}, hidden[] = {10};
@@ -443,7 +444,7 @@ static void cnn_has_these_parameters(void)
               (4 * 9 + 4) + (6 * 9 * 4 + 6) + (10 * 2 * 2 * 6 + 10) + (3 * 10 + 3));
     CHECK_TEXT(tdm_graph_param_at(g, 2)->name, "conv1.weight");
     tdm_graph_destroy(g);
-    o.sample_shape = tdm_shape_1(64); /* a table's row is not an image */
+    o.sample_shape = tdm_shape_1(64); /* a row of a table is not an image */
     CHECK_INT(tdm_model_build(&o, &g, &err), TDM_ERR_JOB_INVALID);
     CHECK_HAS(err.message, "data.shape");
 }

@@ -1,13 +1,13 @@
 /*
- * oom_test.c: memory that runs out. A function is called again and again while the first allocation
- * fails, then the second, and so on, until it comes through: each time it must return an error, hand
- * out nothing, crash nowhere and give back all that it took. Once only the one allocation fails, and
- * once all from it on.
+ * oom_test.c: out of memory.
  *
- * The allocator is replaced in this executable. Without a sanitizer that is malloc itself, so that
- * allocations inside libyaml, zlib and libc fail as well. A sanitizer has its own malloc; there the
- * linker wraps the calls that come from our rooms (see tests/CMakeLists.txt), and the sanitizer
- * watches what happens. mmap is not touched.
+ * A function is called repeatedly while the first allocation fails, then the second, and so on, until it
+ * succeeds: each time it must return an error, write no output, not crash, and free everything it allocated. In
+ * one pass only that allocation fails, in another one all from it on.
+ *
+ * The allocator is replaced in this executable. Without a sanitizer that is malloc itself, so that allocations
+ * inside libyaml, zlib and libc fail as well. A sanitizer has its own malloc; there the linker wraps the calls
+ * of Tandem's modules (see tests/CMakeLists.txt), and the sanitizer checks the rest. mmap is not replaced.
  */
 #include "check.h"
 #include "checkpoint/checkpoint.h"
@@ -62,7 +62,7 @@ static void *counted(void *pointer)
 #define REAL(function) __real_##function
 #define ALIGNED __real_aligned_alloc
 #define EXPORTED
-#define COUNTS_ALL false /* what a library allocates and we free is seen by half */
+#define COUNTS_ALL false /* memory that a library allocates and Tandem frees is counted only once */
 #else
 #define NAME(function) function
 #define REAL(function) __libc_##function
@@ -119,7 +119,7 @@ void NAME(free)(void *pointer)
 
 /* ---- the countdown --------------------------------------------------------------------------- */
 
-/* libcrypto keeps a list of what went wrong in each thread, with copies of names. Not a leak. */
+/* libcrypto keeps a list of errors in each thread, with copies of names. Not a leak. */
 static void forget_crypto_errors(void)
 {
     for (int i = 0; i < 16; i++) { /* the list is a ring of 16, and old entries keep their copies */
@@ -129,15 +129,15 @@ static void forget_crypto_errors(void)
     ERR_clear_error();
 }
 
-/* Does it once and undoes it; what it handed out on failure is an error of the function's. */
+/* Executes it once and undoes it; an output that is written on failure is an error of the function. */
 typedef tdm_status (*attempt_fn)(tdm_error *err, bool *handed_out);
 
-/* Returns how many allocations it took. */
+/* Returns the number of allocations. */
 static int64_t exhaust(const char *what, attempt_fn attempt)
 {
     tdm_error err = {0};
     bool handed_out = false;
-    CHECK_INT(attempt(&err, &handed_out), TDM_OK); /* allocates what is kept until the end */
+    CHECK_INT(attempt(&err, &handed_out), TDM_OK); /* allocates memory that is kept until the end */
     int64_t n = 0;
     for (int mode = 0; mode < 2; mode++) {
         all_after = mode == 1;
@@ -149,14 +149,14 @@ static int64_t exhaust(const char *what, attempt_fn attempt)
             handed_out = false;
             countdown = n;
             status = attempt(&err, &handed_out);
-            bool came_through = countdown > 0; /* before its turn */
+            bool came_through = countdown > 0; /* fails before the allocation in question */
             countdown = 0;
             forget_crypto_errors();
             int64_t kept = COUNTS_ALL ? live - before : 0;
             CHECK_INT(kept, 0);
             if (kept != 0) fprintf(stderr, "  %s: allocation %lld, kept\n", what, (long long)n);
             if (status == TDM_OK && came_through) break;
-            if (status == TDM_OK) continue; /* it could do without */
+            if (status == TDM_OK) continue; /* it succeeded without this allocation */
             CHECK(!handed_out);
             CHECK(err.message[0] != '\0');
             CHECK_INT(err.status, status);
@@ -193,7 +193,7 @@ static tdm_status parse_job(tdm_error *err, bool *handed_out)
     return status;
 }
 
-/* A job full of mistakes: there must be either a list of them, or no memory. Never "it is fine". */
+/* A job with many mistakes: the result must be a list of them, or out of memory, and never success. */
 static tdm_status parse_bad_job(tdm_error *err, bool *handed_out)
 {
     static const char text[] =
@@ -275,7 +275,7 @@ static tdm_status parse_safetensors(tdm_error *err, bool *handed_out)
     return status;
 }
 
-/* All of it: the data, the team, the run's directory, steps, checkpoints. */
+/* A complete run: the data, the team, the run directory, steps, checkpoints. */
 static tdm_status train(tdm_error *err, bool *handed_out)
 {
     tdm_train_result result = {.steps = 77};
@@ -341,7 +341,7 @@ static void training(void)
     exhaust("tdm_model_open", open_model);
 }
 
-/* The allocator itself: it refuses what it should, and counts. */
+/* The allocator itself: it fails as requested, and counts. */
 static void the_allocator_refuses(void)
 {
     int64_t before = live;

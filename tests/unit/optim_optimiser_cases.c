@@ -1,6 +1,6 @@
 /*
- * optim_optimiser_cases.c: tests of an optimiser as a job sets it up: its pieces and passes, groups
- * of parameters, clipping, the average of the weights.
+ * optim_optimiser_cases.c: tests of an optimiser as a job configures it: its pieces and passes, groups of
+ * parameters, clipping, the average of the weights.
  */
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 
 enum { BENCH_PARAMS = 4, BENCH_EXTENT = 3 * 4096 + 128 };
 
-/* A layout with a gap behind each tensor, as a graph makes them; the second has four pieces. */
+/* A layout with a gap after each tensor, as in a graph; the second tensor has four pieces. */
 static const tdm_optim_param bench_params[BENCH_PARAMS] = {
     {.name = "fc1.bias", .offset = 0, .elements = 5},
     {.name = "fc1.weight", .offset = 16, .elements = 3 * 4096 + 1},
@@ -63,7 +63,7 @@ static void optim_bench_close(optim_bench *b)
     for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++) free(b->states[k]);
 }
 
-/* The i-th piece of a pass: in order, or all over the place. */
+/* The i-th piece of a pass: in order, or in a scattered order. */
 static size_t bench_nth(size_t i, size_t count, bool scrambled)
 {
     return scrambled ? (i * 5 + 3) % count : i;
@@ -177,7 +177,7 @@ static void clipping_by_norm(void)
     }
 }
 
-/* Alone, and before the norm is taken. */
+/* Alone, and before the norm is computed. */
 static void clipping_by_value(void)
 {
     for (int with_norm = 0; with_norm < 2; with_norm++) {
@@ -274,7 +274,7 @@ static void groups_change_settings(void)
     float *before = bench_block();
     memcpy(before, b.params, BENCH_EXTENT * sizeof(float));
     for (size_t i = 0; i < BENCH_EXTENT; i++) b.grads[i] = 1;
-    bench_step(&b, 0, 0.125, false); /* the schedule says an eighth */
+    bench_step(&b, 0, 0.125, false); /* the schedule gives an eighth */
     for (size_t p = 0; p < BENCH_PARAMS; p++)
         for (size_t i = 0; i < bench_params[p].elements; i++) {
             double x = (double)before[bench_params[p].offset + i];
@@ -313,7 +313,7 @@ static void groups_that_catch_nothing_are_refused(void)
     }
 }
 
-/* A tensor's step has the length lr times the tensor's own norm, whatever its gradient's size. */
+/* A step of a tensor has the length lr times the norm of the tensor, for any magnitude of its gradient. */
 static void lamb_knows_its_tensors(void)
 {
     tdm_job job = bench_job(TDM_JOB_OPTIM_LAMB);

@@ -36,7 +36,7 @@ static void exact_rmsprop(const tdm_optim_settings *s, double g, exact_number *x
     x->param -= s->lr * step;
 }
 
-/* Both moments of Adam, and the direction they give at step `t`. */
+/* Both moments of Adam, and the resulting direction at step `t`. */
 static double exact_adam_direction(const tdm_optim_settings *s, double t, double g, exact_number *x)
 {
     x->state[0] = s->beta1 * x->state[0] + (1 - s->beta1) * g;

@@ -1,6 +1,6 @@
 /*
- * optim_reference.h: what each optimiser does, in double precision, one number at a time, written
- * down from the papers and from PyTorch's documentation and not from src/optim.
+ * optim_reference.h: every optimiser in double precision, one number at a time, written from the papers and
+ * from PyTorch's documentation and not from src/optim.
  */
 #ifndef TANDEM_TESTS_OPTIM_REFERENCE_H
 #define TANDEM_TESTS_OPTIM_REFERENCE_H

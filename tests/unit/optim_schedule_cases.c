@@ -1,6 +1,6 @@
 /*
- * optim_schedule_cases.c: tests of the schedules against values worked out by hand and against the
- * logic of plateaus. tests/parity/optim_parity.py compares them with PyTorch's.
+ * optim_schedule_cases.c: tests of the schedules against values computed by hand, and of the logic of plateaus.
+ * tests/parity/optim_parity.py compares them with PyTorch's.
  */
 
 #include "check.h"
@@ -69,7 +69,7 @@ static void schedules_end_and_stay(void)
         tdm_schedule s = plain_schedule(kinds[i]);
         double end = tdm_schedule_lr(&s, 10, NULL);
         CHECK(tdm_schedule_lr(&s, 11, NULL) == end && tdm_schedule_lr(&s, 1000000, NULL) == end);
-        s.steps = 1; /* the shortest there is */
+        s.steps = 1; /* the shortest one */
         for (uint64_t step = 0; step < 4; step++) CHECK(isfinite(tdm_schedule_lr(&s, step, NULL)));
         s.peak_at = 1;
         s.steps = 3;
@@ -95,7 +95,7 @@ static void warm_ups_rise_to_the_beginning(void)
         }
     }
     tdm_schedule s = plain_schedule(TDM_JOB_SCHEDULE_COSINE);
-    s.warmup = 20; /* longer than the whole */
+    s.warmup = 20; /* longer than the run */
     for (uint64_t step = 0; step < 30; step++) CHECK(isfinite(tdm_schedule_lr(&s, step, NULL)));
 }
 
@@ -106,7 +106,8 @@ static void plateaus_lower_the_rate(void)
     s.cooldown = 1;
     tdm_plateau p = {0};
     CHECK(tdm_schedule_lr(&s, 7, NULL) == 1 && tdm_schedule_lr(&s, 7, &p) == 1);
-    /* Two bad ones are let pass, the third lowers; then one does not count. */
+    /* Two evaluations without improvement are tolerated, the third reduces the rate; the next one is ignored.
+     * */
     static const struct {
         double value, lr;
     } schedule[] = {{2, 1},   {1, 1},   {1, 1},    {0.99995, 1}, {1.5, 0.5},  {9, 0.5},
@@ -131,7 +132,7 @@ static void plateaus_of_what_should_rise(void)
     p = (tdm_plateau){0};
     CHECK(!tdm_schedule_observe(&s, 0.5, &p));
     CHECK(!tdm_schedule_observe(&s, 0.6, &p));
-    CHECK(tdm_schedule_observe(&s, 0.60001, &p)); /* better, but not by the threshold */
+    CHECK(tdm_schedule_observe(&s, 0.60001, &p)); /* better, but by less than the threshold */
     CHECK(tdm_schedule_lr(&s, 0, &p) == 0.5);
     CHECK(!tdm_schedule_observe(&s, 0.7, &p));
 }
@@ -148,13 +149,13 @@ static void early_stopping_is_patient(void)
     CHECK(!tdm_early_stop_observe(&rule, NAN, &p));
     CHECK(tdm_early_stop_observe(&rule, 0.7, &p));
     CHECK(tdm_early_stop_is_due(&rule, &p));
-    rule.patience = 3; /* with more of it the run continues */
+    rule.patience = 3; /* with a larger value the run continues */
     CHECK(!tdm_early_stop_is_due(&rule, &p));
     CHECK(!tdm_early_stop_observe(&rule, 0.5, &p) && p.best == 0.5 && p.bad == 0);
     rule.metric = TDM_JOB_METRIC_TEST_ACCURACY;
     rule.patience = 1;
     CHECK(!tdm_early_stop_observe(&rule, 0.75, &p));
-    CHECK(tdm_early_stop_observe(&rule, 0.875, &p)); /* exactly min_delta is not more */
+    CHECK(tdm_early_stop_observe(&rule, 0.875, &p)); /* exactly min_delta is not an improvement */
 }
 
 static const check_test optim_schedule_tests[] = {

@@ -1,8 +1,9 @@
 /*
- * optim_test.c: the methods against their definitions in double precision, and the property on
- * which parallel updates stand: a range updated in pieces has the same bits as one updated whole.
- * The optimiser around a method (optim_optimiser_cases.c) and the schedules
- * (optim_schedule_cases.c) have separate files.
+ * optim_test.c: the methods against their definitions in double precision, and the property that parallel
+ * updates need: a range updated in pieces has the same bits as one updated whole.
+ *
+ * The optimiser around a method (optim_optimiser_cases.c) and the schedules (optim_schedule_cases.c) have
+ * separate files.
  */
 #include <tandem/optim.h>
 
@@ -37,7 +38,7 @@ static void begin(model *m)
     for (int i = 0; i < COUNT; i++) m->param[i] = (float)tdm_rng_normal(&rng);
 }
 
-/* Gradients of very different sizes, zero among them. */
+/* Gradients of very different magnitudes, including zero. */
 static void draw_gradient(model *m, uint64_t step)
 {
     tdm_rng rng = rng_at(2, step);
@@ -120,7 +121,7 @@ static const case_of_kind cases[] = {
 };
 enum { CASES = sizeof(cases) / sizeof(cases[0]) };
 
-/* Each step adds a few roundings of numbers no larger than the largest there ever were. */
+/* Each step adds a few rounding errors of numbers that are at most as large as the largest so far. */
 static void compare(const case_of_kind *c, const tdm_optim_ops *ops, uint64_t step, const model *m,
                     const exact_number *exact, exact_number *largest)
 {
@@ -161,7 +162,7 @@ static void each_follows_its_definition(void)
     }
 }
 
-/* A few steps, worked out on paper. */
+/* A few steps, computed by hand. */
 static void by_hand(void)
 {
     const float grads[2] = {1, -2};
@@ -191,7 +192,7 @@ static void by_hand(void)
     CHECK(m == -0.5f && param == 3.5f); /* 4 * 0.75 + 0.5 */
 }
 
-/* LAMB's step is as long as the tensor is large, and a tensor of zeros begins to move. */
+/* LAMB's step is proportional to the norm of the tensor, and a tensor of zeros starts to change. */
 static void lamb_by_hand(void)
 {
     const tdm_optim_ops *lamb = tdm_optim_find(TDM_JOB_OPTIM_LAMB);
@@ -233,7 +234,8 @@ static void pieces_give_the_same_bits(void)
                                      {0, 33, 34, 41, 90, COUNT}};
     for (size_t n = 0; n < CASES; n++) {
         const tdm_optim_ops *ops = tdm_optim_find(cases[n].kind);
-        if (!ops->update) continue; /* sums depend on how they are cut: see the optimiser's tests */
+        /* sums depend on the division: see the tests of the optimiser */
+        if (!ops->update) continue;
         model whole, pieces;
         train(ops, &cases[n].settings, whole_cut, 1, &whole);
         for (size_t c = 0; c < sizeof(cuts) / sizeof(cuts[0]); c++) {
@@ -320,7 +322,7 @@ static void nothing_outside_the_range_is_touched(void)
     }
 }
 
-/* A state that is not used need not be there. */
+/* A state that is not used is optional. */
 static void states_are_there_when_they_are_used(void)
 {
     float grad = 1, param = 1, state = 0;

@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const double deadline_s = 20; /* for anything that must happen, on a busy machine */
+static const double deadline_s = 20; /* limit for events that must happen, on a busy machine */
 
 static tdm__loop *make_loop(void)
 {
@@ -226,7 +226,7 @@ static void test_signals_are_received_and_restored(void)
     CHECK_INT(sigismember(tdm__loop_mask_before(loop), SIGUSR1), 0);
     pthread_sigmask(SIG_BLOCK, NULL, &mask);
     CHECK_INT(sigismember(&mask, SIGUSR1), 1);
-    CHECK_INT(sigismember(&mask, SIGHUP), 0); /* it is ignored, and stays so */
+    CHECK_INT(sigismember(&mask, SIGHUP), 0); /* it is ignored, and stays ignored */
 
     kill(getpid(), SIGHUP);
     kill(getpid(), SIGUSR1);
@@ -312,7 +312,7 @@ static void test_an_exit_without_status_is_reported(void)
     signal(SIGCHLD, SIG_DFL);
 }
 
-/* Of two children that have both exited, the callback of the one removes the other. */
+/* Of two children that have both exited, the callback of one removes the other. */
 static void test_a_removed_child_is_not_reported(void)
 {
     int exits = 0, gate[2];
@@ -329,7 +329,7 @@ static void test_a_removed_child_is_not_reported(void)
     for (int i = 0; i < 2; i++) {
         siginfo_t info;
         CHECK_INT(waitid(P_PID, (id_t)processes[i].child.pid, &info, WEXITED | WNOWAIT), 0);
-        tdm__loop_child_add(loop, &processes[i].child); /* after its exit: noticed all the same */
+        tdm__loop_child_add(loop, &processes[i].child); /* after its exit: detected nevertheless */
     }
     turn_until(loop, &exits, 1);
     for (int i = 0; i < 3; i++) CHECK_INT(tdm__loop_turn(loop, 0, NULL), TDM_OK);

@@ -1,7 +1,7 @@
 /*
- * os_maps_test.c: address space of special kinds: reserved, laid over slots, and backed by files; and
- * the bytes that the system counts for a process that shares pages with others; memory that outlives the
- * processes that use it, also when one of them is killed or stopped while it changes the table.
+ * os_maps_test.c: special kinds of address space: reserved, mapped to slots, and backed by files; the bytes
+ * that the system counts for a process that shares pages with others; shared memory that outlives the processes
+ * that use it, also if one of them is killed or stopped while it changes the table.
  */
 #include "check.h"
 #include "os/os.h"
@@ -25,7 +25,7 @@ static void test_reserve_takes_memory_where_it_is_written(void)
     tdm_pages pages = {0};
     size_t bytes = (size_t)64 << 30; /* more than most machines have */
     tdm_status status = tdm_pages_reserve(bytes, &pages, NULL);
-    if (status != TDM_OK) bytes = (size_t)1 << 30; /* where address space is limited */
+    if (status != TDM_OK) bytes = (size_t)1 << 30; /* if address space is limited */
     if (status != TDM_OK) CHECK_INT(tdm_pages_reserve(bytes, &pages, NULL), TDM_OK);
     CHECK(pages.bytes >= bytes);
     uint64_t before = tdm_os_resident_bytes();
@@ -59,7 +59,7 @@ static void test_overlay_shows_slots(void)
         for (size_t j = 0; j < 10; j++)
             if (slot_of[i] == slot_of[j]) CHECK_INT(data[j * page + 5], i + 1);
     }
-    CHECK_INT(tdm_overlay_lay(&o, 0, page, 2 * page, NULL), TDM_OK); /* anew: over another slot */
+    CHECK_INT(tdm_overlay_lay(&o, 0, page, 2 * page, NULL), TDM_OK); /* again: to another slot */
     CHECK_INT(data[5], data[2 * page + 5]);
     CHECK_INT(tdm_overlay_lay(&o, 4 * page, 0, 0, NULL), TDM_OK);
     tdm_error err;
@@ -72,7 +72,7 @@ static void test_overlay_shows_slots(void)
     CHECK_INT(tdm_overlay_lay(&o, 0, SIZE_MAX - page + 1, 0, &err), TDM_ERR_RANGE);
     tdm_overlay_unmap(&o);
     CHECK(o.data == NULL);
-    tdm_overlay_unmap(&o); /* twice does no harm */
+    tdm_overlay_unmap(&o); /* a second call has no effect */
 }
 
 static void test_file_map(void)
@@ -85,7 +85,8 @@ static void test_file_map(void)
     CHECK(a.bytes == 4 * page_bytes());
     struct stat info;
     CHECK_INT(stat(path, &info), 0);
-    CHECK(info.st_blocks * 512 >= (int64_t)a.bytes); /* the space is taken, not promised */
+    /* disk space is allocated, not only promised */
+    CHECK(info.st_blocks * 512 >= (int64_t)a.bytes);
     CHECK_INT(tdm_file_map_open(path, bytes, &b, NULL), TDM_OK);
     CHECK_INT(unlink(path), 0);
     uint8_t *one = a.data, *other = b.data;
@@ -138,7 +139,7 @@ static void test_file_map_failures(void)
     CHECK_INT(tdm_file_replace(path, "short", 5, NULL), TDM_OK);
     CHECK_INT(tdm_file_map_open(path, 10000, &map, &err), TDM_ERR_FORMAT);
     CHECK(tdm_file_map_create(check_dir(), 10000, &map, &err) !=
-          TDM_OK); /* a directory stays one */
+          TDM_OK); /* an existing directory is not replaced */
     CHECK(tdm_path_is_dir(check_dir()) && map.data == NULL);
     unlink(path);
 }
@@ -175,7 +176,8 @@ static void test_proportional_bytes(void)
     tdm_pages_unmap(&pages);
 }
 
-/* A process that is killed, or stopped for good, right before its region has a name: the other processes continue. */
+/* A process that is killed, or stopped permanently, immediately before its region has a name: the other
+ * processes continue. */
 static void shm_after(const char *request)
 {
     tdm_shm *shm = NULL;

@@ -1,6 +1,6 @@
 /*
- * os_test.c: the os room against the real system: files in a temporary directory, real pipes, and
- * every single operation of an atomic replacement made to fail in turn.
+ * os_test.c: the module os with the real system: files in a temporary directory, real pipes, and atomic
+ * replacements in which every single operation fails in turn.
  */
 #include "check.h"
 #include "os/os.h"
@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* How many names the directory holds, hidden ones included. */
+/* The number of names in the directory, including hidden ones. */
 static int directory_entries(void)
 {
     tdm_arena *arena = tdm_arena_create("test");
@@ -121,7 +121,7 @@ static void test_replace(void)
     CHECK_INT(tdm_file_writer_write(writer, "in ", 3, &err), TDM_OK);
     CHECK_INT(tdm_file_writer_write(writer, NULL, 0, &err), TDM_OK);
     CHECK_INT(tdm_file_writer_write(writer, "pieces", 6, &err), TDM_OK);
-    check_content(path, ""); /* nothing is seen before the commit */
+    check_content(path, ""); /* nothing is visible before the commit */
     CHECK_INT(directory_entries(), 2);
     CHECK_INT(tdm_file_writer_commit(writer, &err), TDM_OK);
     check_content(path, "in pieces");
@@ -143,8 +143,8 @@ static void test_replace(void)
     CHECK_INT(directory_entries(), 1);
 }
 
-/* Pieces large enough to go past the page cache, at places that fit and that do not, by two writers of one
- * file: whatever way each byte took, the file is the same. */
+/* Pieces that are large enough for direct I/O, at aligned and unaligned offsets, by two writers of one file:
+ * the file is the same, whichever way each byte was written. */
 static void test_large_pieces(void)
 {
     enum { PIECE = 700001, PIECES = 6, HEAD = 1234 };
@@ -156,7 +156,7 @@ static void test_large_pieces(void)
     tdm_arena *arena = tdm_arena_create("pieces");
     CHECK_INT(tdm_pages_map((size_t)PIECE * PIECES + TDM_FILE_ALIGN, false, &memory, &err), TDM_OK);
     for (int odd = 0; odd < 2; odd++) {
-        uint8_t *bytes = (uint8_t *)memory.data + HEAD + odd; /* odd: nothing fits */
+        uint8_t *bytes = (uint8_t *)memory.data + HEAD + odd; /* odd: nothing is aligned */
         for (size_t i = 0; i < (size_t)PIECE * PIECES; i++)
             bytes[i] = (uint8_t)(i * 2654435761u >> 13);
         CHECK_INT(tdm_file_writer_create(path, &writer, &err), TDM_OK);
@@ -177,7 +177,7 @@ static void test_large_pieces(void)
     tdm_pages_unmap(&memory);
 }
 
-/* Lent memory can be written again; what was written stays until it is lent. */
+/* Pages marked as unused can be written again; data stays until they are marked. */
 static void test_lent_pages(void)
 {
     tdm_error err;
@@ -194,7 +194,7 @@ static void test_lent_pages(void)
     tdm_pages_free_lazily(&pages);
 }
 
-/* Two writers of one name at once: both are whole, the last to commit wins. */
+/* Two concurrent writers of one name: both files are complete, and the last commit determines the content. */
 static void test_replace_twice_at_once(void)
 {
     tdm_error err;
@@ -218,7 +218,7 @@ static void test_replace_odd_names(void)
     tdm_error err;
     char name[256];
     memset(name, 'n', sizeof(name) - 1);
-    name[255] = '\0'; /* the longest a name may be */
+    name[255] = '\0'; /* the maximum length of a name */
     CHECK_INT(tdm_file_replace(check_path(name), "long", 4, &err), TDM_OK);
     check_content(check_path(name), "long");
     CHECK_INT(directory_entries(), 1);
@@ -232,19 +232,20 @@ static void test_replace_odd_names(void)
     CHECK_INT(directory_entries(), 1);
 
     CHECK_INT(tdm_file_replace(check_path("target"), "old", 3, &err), TDM_OK);
-    CHECK_INT(symlink("target", check_path("link")), 0); /* a link is followed, and stays one */
+    /* a link is followed, and remains a link */
+    CHECK_INT(symlink("target", check_path("link")), 0);
     CHECK_INT(tdm_file_replace(check_path("link"), "x", 1, &err), TDM_OK);
     check_content(check_path("target"), "x");
     struct stat info;
     CHECK(lstat(check_path("link"), &info) == 0 && S_ISLNK(info.st_mode));
 
-    CHECK_INT(mkfifo(check_path("fifo"), 0600), 0); /* nothing but a file is replaced */
+    CHECK_INT(mkfifo(check_path("fifo"), 0600), 0); /* only regular files are replaced */
     CHECK_INT(tdm_file_replace(check_path("fifo"), "x", 1, &err), TDM_ERR_INVALID);
     CHECK_HAS(err.message, "a device, a pipe or a socket");
     CHECK(lstat(check_path("fifo"), &info) == 0 && S_ISFIFO(info.st_mode));
     CHECK_INT(unlink(check_path("fifo")), 0);
 
-    char *here = getcwd(NULL, 0); /* a bare name means the current directory */
+    char *here = getcwd(NULL, 0); /* a name without a directory is in the current directory */
     CHECK_INT(chdir(check_dir()), 0);
     CHECK_INT(tdm_file_replace("bare", "here", 4, &err), TDM_OK);
     CHECK_INT(chdir(here), 0);
@@ -253,8 +254,8 @@ static void test_replace_odd_names(void)
 }
 
 /*
- * For k = 1, 2, ... the k-th operation of a replacement fails, and all after it. Whatever k is, the
- * old file must be whole (or absent, when there was none) and no temporary file may be left.
+ * For k = 1, 2, ... the k-th operation of a replacement fails, and all after it. For every k, the old file must
+ * be complete (or absent, if there was none) and no temporary file may be left.
  */
 static int replace_with_faults(bool exists, unsigned mask, int error_number, tdm_status expected)
 {
@@ -292,7 +293,7 @@ static void test_replace_with_faults(void)
     CHECK_INT(replace_with_faults(true, TDM_FAULT_RENAME, EACCES, TDM_ERR_IO), 1);
 }
 
-/* What the system itself says about a full device. */
+/* The error of the system for a full device. */
 static void test_replace_on_full_device(void)
 {
     int fd = open("/dev/full", O_WRONLY);
@@ -304,7 +305,7 @@ static void test_replace_on_full_device(void)
     close(fd);
 }
 
-/* A reader that looks all the time sees one of the two contents, never a mixture or a gap. */
+/* A reader that polls continuously sees one of the two contents, never a mixture or a missing file. */
 static void test_replace_is_atomic_for_readers(void)
 {
     tdm_error err;
@@ -320,7 +321,7 @@ static void test_replace_is_atomic_for_readers(void)
         }
     }
     double begin = tdm_clock_s(), now = begin;
-    int looks = 0; /* a good many, however little of the machine this process has */
+    int looks = 0; /* a good number, however little CPU time this process has */
     for (; now - begin < 0.3 || (looks <= 10 && now - begin < 30); now = tdm_clock_s()) {
         tdm_file_bytes bytes = {0};
         tdm_status status = tdm_file_read(path, 0, &bytes, &err);
@@ -451,10 +452,10 @@ static void test_pages(void)
             size_t dirty = 0;
             for (size_t j = 0; j < pages.bytes; j++) dirty += bytes[j] != 0;
             CHECK_INT(dirty, 0);
-            memset(pages.data, 7, pages.bytes); /* the last byte is ours too */
+            memset(pages.data, 7, pages.bytes); /* the last byte is writable as well */
             tdm_pages_unmap(&pages);
             CHECK(pages.data == NULL);
-            tdm_pages_unmap(&pages); /* twice does no harm */
+            tdm_pages_unmap(&pages); /* a second call has no effect */
         }
     }
     tdm_pages pages = {0};
@@ -463,7 +464,7 @@ static void test_pages(void)
     CHECK(pages.data == NULL);
 }
 
-/* Pages of address space this process has mapped. */
+/* The mapped pages of address space of this process. */
 static long mapped_pages(void)
 {
     char text[128] = "";
@@ -473,7 +474,7 @@ static long mapped_pages(void)
     return strtol(text, NULL, 10);
 }
 
-/* What alignment needed beyond the request is given back, at both ends. */
+/* The memory mapped for alignment is returned at both ends. */
 static void test_pages_give_back_ends(void)
 {
     tdm_pages pages = {0};
@@ -555,7 +556,7 @@ static void test_cpu_info(void)
     CHECK_INT(sched_setaffinity(0, sizeof(all), &all), 0);
 }
 
-/* The signal that ended or stopped a child at this point with this request; 0: it passed. */
+/* The signal that ended or stopped a child at this point with this request; 0: none did. */
 static int signal_at(const char *request, tdm_test_point at)
 {
     int status = 0;

@@ -1,9 +1,9 @@
 /*
  * parallel_test.c: slices, the tree over lanes, and teams.
  *
- * The one thing that must hold is that a trained bit depends on the lanes and never on the ranks.
- * It is held against a definition of a step that is written down here once more, in the plainest
- * way: each lane alone, the tree by recursion, one update over everything.
+ * The property tested is that a trained bit depends on the lanes and never on the ranks. Results are compared
+ * with a definition of a step that is implemented here again, in the simplest way: each lane alone, the tree by
+ * recursion, one update over everything.
  */
 #include "parallel/internal.h"
 #include "team_bench.h"
@@ -30,7 +30,7 @@ static void slices_cover_all_rows_once(void)
     CHECK_INT(last.first + last.count, INT64_C(1) << 40);
 }
 
-/* From the job alone: its batch, and what a row of that is worth. */
+/* From the job alone: its batch, and the cost of a row. */
 static void lanes_are_chosen_by_the_job_alone(void)
 {
     static const tdm_job_layer convolution = {.kind = TDM_JOB_LAYER_CONV};
@@ -77,7 +77,7 @@ static void lanes_are_chosen_by_the_job_alone(void)
     }
 }
 
-/* Ranks with equally many lanes get equally many rows, or nearly so. */
+/* Ranks with equal numbers of lanes get nearly equal numbers of rows. */
 static void large_slices_are_spread(void)
 {
     for (int64_t rows = 1; rows <= 100; rows++) {
@@ -117,7 +117,7 @@ typedef struct tree_case {
     float *held[2 * MAX_TREE_LANES];
 } tree_case;
 
-/* Sizes far apart, so that another order of adding gives other bits. */
+/* Very different magnitudes, so that another order of additions gives other bits. */
 static float wild(tdm_rng *rng)
 {
     return ldexpf(2.0f * tdm_rng_uniform(rng) - 1.0f, (int)tdm_rng_below(rng, 24) - 12);
@@ -132,7 +132,7 @@ static void tree_fill(tree_case *c, int64_t lanes, double empty, uint64_t seed)
         for (int i = 0; i < TREE_ELEMENTS; i++) c->numbers[node][i] = wild(&rng);
         if ((double)tdm_rng_uniform(&rng) >= empty) c->held[node] = c->numbers[node];
     }
-    /* Here and there a worker has added up a whole sub-tree already. */
+    /* In some cases a worker has already added a whole sub-tree. */
     for (int64_t node = lanes - 1; node >= 1; node--) {
         float *left = c->held[2 * node], *right = c->held[2 * node + 1];
         if (tdm_rng_below(&rng, 3) != 0 || (!left && !right)) continue;
@@ -238,7 +238,7 @@ static double lane_alone(const team_bench *b, int64_t batch, tdm_slice rows, flo
     return loss;
 }
 
-/* Lanes [first, first + width): their sum in `grads`, or false when none has rows. */
+/* Lanes [first, first + width): their sum in `grads`, or false if none of them has rows. */
 static bool tree_alone(const team_bench *b, int64_t first, int64_t width, float *grads,
                        double *loss)
 {
@@ -261,8 +261,8 @@ static bool tree_alone(const team_bench *b, int64_t first, int64_t width, float 
     return left || right;
 }
 
-/* Where the method treats each number alone: one update over everything. Otherwise the optimiser's
- * passes, by one thread over one block of gradients. */
+/* If the method treats each number alone: one update over everything. Otherwise the optimiser's passes, by
+ * one thread over one block of gradients. */
 static void update_by_definition(team_bench *b, uint64_t step, float *grads)
 {
     tdm_optimiser *o = b->optimiser;
@@ -313,7 +313,7 @@ typedef struct trial {
     int done;
 } trial;
 
-/* A block, wherever its numbers are, against the definition's: at rank 0. */
+/* At rank 0: compares a block, wherever its numbers are stored, with that of the definition. */
 static void check_block(const team_bench *b, int block, const float *expected)
 {
     if (!expected) return;
@@ -346,7 +346,7 @@ static void train_on_rank(tdm_comm *comm, void *user)
     team_bench_close(&b);
 }
 
-/* Every number of ranks ends where the definition ends, with every way to share out the state. */
+/* Every number of ranks gives the result of the definition, with every distribution of the state. */
 static void check_ranks(team_shape shape)
 {
     double losses[STEPS];
@@ -459,7 +459,7 @@ static void tell(tdm_comm *comm, void *user)
     CHECK_INT(info.lane_count, 8);
     CHECK(info.arena_bytes > 0);
     CHECK(info.grad_bytes >= 2 * b.trained_extent * sizeof(float));
-    /* Three products of a dense layer, but for the first, which needs no d_x; 2 flops each. */
+    /* Three products for each dense layer, except the first one, which needs no d_x; 2 FLOPs each. */
     uint64_t products = 2 *
                         (2 * TEAM_BENCH_FEATURES * 19 + 3 * 19 * 5 + 3 * 5 * TEAM_BENCH_CLASSES);
     CHECK(info.flops_per_row >= products && info.flops_per_row < 2 * products);
@@ -484,7 +484,7 @@ static tdm_status create(const team_shape *shape, tdm_error *err)
     if (status == TDM_OK)
         tdm_team_destroy(team);
     else
-        CHECK(team == before); /* outputs are written on success only */
+        CHECK(team == before); /* outputs are written only on success */
     team_bench_close(&b);
     return status;
 }
@@ -508,7 +508,7 @@ static void what_a_team_refuses(void)
     tdm_team_destroy(NULL);
 }
 
-/* Plans are made beforehand, for the batches that were named. */
+/* Plans are created in advance, for the given batches. */
 static void a_batch_of_another_size(void)
 {
     team_bench b;

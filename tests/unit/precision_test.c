@@ -1,9 +1,9 @@
 /*
- * precision_test.c: models trained with compute.precision bf16, beside the same models in f32.
+ * precision_test.c: models trained with compute.precision bf16, compared with the same models in f32.
  *
- * A perceptron, a convolutional network and a small GPT-2 learn a task by plain gradient descent. In
- * bf16 the losses are near those of f32, and the same, bit by bit, when it is done again; what a plan
- * for inference computes is what the training's plan does. Memory goes down, FLOPs stay.
+ * A perceptron, a convolutional network and a small GPT-2 learn a task by plain gradient descent. In bf16 the
+ * losses are close to those of f32, and a second run gives the same bits; a plan for inference computes the
+ * same as the plan for training. Memory decreases, FLOPs do not change.
  */
 #include "graph_bench.h"
 
@@ -68,8 +68,8 @@ static tdm_graph *build(const task *t, const tdm_job_document *document, bool tr
     return graph;
 }
 
-/* Step `step`'s rows. Features: the class shows in a stripe of them, under noise. Tokens: each is the
- * one before plus 2, modulo CLASSES. */
+/* The rows of step `step`. Features: the class determines a stripe of them, with noise. Tokens: each is the
+ * previous one plus 2, modulo CLASSES. */
 static void fill(const tdm_plan *plan, int step)
 {
     tdm_tensor x = tdm_plan_input(plan, TDM_MODEL_INPUT);
@@ -95,10 +95,10 @@ static void fill(const tdm_plan *plan, int step)
 
 typedef struct outcome {
     double first, last; /* losses */
-    uint64_t hash;      /* of the parameters behind the last step */
+    uint64_t hash;      /* of the parameters after the last step */
     size_t arena_bytes;
     uint64_t flops;
-    float logit; /* the first one of the inference that follows */
+    float logit; /* the first loss of the inference that follows */
 } outcome;
 
 static uint64_t hash_of(const float *numbers, size_t count)
@@ -112,7 +112,7 @@ static uint64_t hash_of(const float *numbers, size_t count)
     return hash;
 }
 
-/* What the trained parameters say to the rows of step 0. */
+/* The logits of the trained parameters for the rows of step 0. */
 static float infer(const task *t, const tdm_job_document *document, const float *params)
 {
     bench b;
@@ -179,7 +179,7 @@ static void models_learn_in_bf16_as_in_f32(void)
     }
 }
 
-/* `ref` defines what it should be: the first losses agree far better than f32 and bf16 do. */
+/* `ref` defines the expected result: the first losses agree much better than those of f32 and bf16. */
 static void ref_agrees(void)
 {
     for (int i = 0; i < TASK_COUNT; i++) {

@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const double deadline_s = 30; /* for anything that must happen, on a busy machine */
+static const double deadline_s = 30; /* limit for events that must happen, on a busy machine */
 
 typedef struct fixture {
     tdm__loop *loop;
@@ -151,14 +151,14 @@ static void test_a_limit_sends_nothing_before_it_is_over(void)
     fixture_init(&f, 0.3);
     CHECK_INT(start(&f, &process, "sleep 600"), TDM_OK);
     tdm__processes_limit(&f.set);
-    tdm__processes_limit(&f.set); /* does not extend it */
+    tdm__processes_limit(&f.set); /* a second request does not extend it */
     turn_until(&f, 1);
     CHECK_INT(WTERMSIG(f.last_status), SIGKILL);
     CHECK_INT(f.late, 1);
     tdm__loop_destroy(f.loop);
 }
 
-/* Without processes there is nothing to be late. */
+/* Without processes the end is immediate. */
 static void test_a_set_that_is_empty_is_not_late(void)
 {
     fixture f;

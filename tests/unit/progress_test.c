@@ -1,6 +1,6 @@
 /*
- * progress_test.c: the text of the progress line at every width, and what is written when there is
- * no terminal. How it looks on a real one is in tests/cli/progress_test.sh.
+ * progress_test.c: the text of the progress line at every width, and the output without a terminal.
+ * tests/cli/progress_test.sh tests it on a real terminal.
  */
 #include "check.h"
 #include "progress.h"
@@ -89,7 +89,7 @@ static void test_parts_go_least_important_first(void)
     tdm_str_release(&out);
 }
 
-/* How many of the characters of the bar are `c`. */
+/* The number of characters of the bar that are `c`. */
 static int count_in_bar(const char *text, char c)
 {
     int count = 0;
@@ -126,12 +126,12 @@ static void test_the_bar_grows(void)
     tdm_train_status status = status_at(0);
     CHECK_INT(count_in_bar(text_at(&status, 200, &out), '='), 0);
     CHECK_INT(count_in_bar(tdm_str_text(&out), '>'), 1);
-    status.step_count = 0; /* nothing to do */
+    status.step_count = 0; /* no steps left */
     CHECK_INT(count_in_bar(text_at(&status, 200, &out), '='), 0);
     tdm_str_release(&out);
 }
 
-/* Into a file: whole lines, no more than one for a step, none of a terminal's codes. */
+/* To a file: whole lines, at most one for each step, without terminal codes. */
 static void test_without_a_terminal(void)
 {
     char text[4096] = {0};

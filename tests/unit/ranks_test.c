@@ -1,7 +1,7 @@
 /*
- * ranks_test.c: what the ranks of a training settle among themselves, on simulated worlds: one outcome
- * for all, the lowest rank's error, requests, texts that must be the same, and a rank that gives up
- * while others wait for it.
+ * ranks_test.c: agreement between the ranks of a training run, on simulated worlds: one result for all, the
+ * error of the lowest rank, requests, texts that must be equal, and a rank that gives up while others wait for
+ * it.
  */
 #include "check.h"
 #include "sim/simulator.h"

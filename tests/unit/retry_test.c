@@ -1,5 +1,5 @@
 /*
- * retry_test.c: when what a disk has refused is tried again, and for how long.
+ * retry_test.c: when an operation that a disk rejected is retried, and for how long.
  */
 #include "check.h"
 #include "train/retry.h"

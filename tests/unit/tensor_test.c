@@ -1,6 +1,6 @@
 /*
- * tensor_test.c: types, shapes, conversions, and the table of kernels. The 16-bit floats are so few
- * that every one of them is compared with what its definition says, computed in double precision.
+ * tensor_test.c: types, shapes, conversions, and the table of kernels. There are so few 16-bit floats that
+ * every one of them is compared with the value of its definition, computed in double precision.
  */
 #include <tandem/tensor.h>
 
@@ -75,7 +75,7 @@ static void shape_equal(void)
     CHECK(!tdm_shape_equal(&a, &d));
     CHECK(tdm_shape_equal(&e, &f));
     CHECK(!tdm_shape_equal(&e, &a));
-    b.dim[2] = 9; /* beyond the rank: no part of it */
+    b.dim[2] = 9; /* beyond the rank: ignored */
     CHECK(tdm_shape_equal(&a, &b));
 }
 
@@ -94,7 +94,7 @@ static void shape_text(void)
     tdm_shape eight = {.rank = 8, .dim = {1, 2, 3, 4, 5, 6, 7, 8}};
     CHECK_TEXT(tdm_shape_text(&eight, b.text), "[1, 2, 3, 4, 5, 6, 7, 8]");
 
-    /* The longest numbers there are: cut short, whatever the lengths of those in front. */
+    /* The longest numbers: truncated, for any length of the preceding ones. */
     for (int64_t first = 1; first < INT64_MAX / 10; first *= 10) {
         tdm_shape longest = {.rank = 8};
         for (int i = 0; i < 8; i++) longest.dim[i] = INT64_MIN;
@@ -105,7 +105,7 @@ static void shape_text(void)
     }
     for (size_t i = 0; i < sizeof(b.guard); i++) CHECK_INT(b.guard[i], 'x');
 
-    /* A rank that nobody may give must not lead past the array. */
+    /* An invalid rank must not cause an access past the array. */
     struct {
         tdm_shape shape;
         int64_t beyond[8];
@@ -140,7 +140,7 @@ static uint32_t bits_of(float value)
     return bits;
 }
 
-/* The value of a small float by its definition; NaN and infinity are the caller's business. */
+/* The value of a small float by its definition; the caller handles NaN and infinity. */
 static double small_float(unsigned bits, int exponent_bits, int mantissa_bits)
 {
     int bias = (1 << (exponent_bits - 1)) - 1;
@@ -206,8 +206,8 @@ static void f64_rounds_to_nearest(void)
         {-0.0, -0.0f},
         {1.0, 1.0f},
         {0.1, 0.1f},
-        {1.0 + 0x1p-24, 1.0f},                      /* a tie: to even, which is down */
-        {1.0 + 0x3p-24, 1.0f + 0x1p-22f},           /* a tie: to even, which is up */
+        {1.0 + 0x1p-24, 1.0f},                      /* a tie: to even, downwards */
+        {1.0 + 0x3p-24, 1.0f + 0x1p-22f},           /* a tie: to even, upwards */
         {1.0 + 0x1p-24 + 0x1p-50, 1.0f + 0x1p-23f}, /* just above the tie */
         {0x1p-149, 0x1p-149f},                      /* the smallest subnormal */
         {0x1p-150, 0.0f},                           /* half of it: a tie, to even */
@@ -218,7 +218,7 @@ static void f64_rounds_to_nearest(void)
         {INFINITY, INFINITY},
     };
     enum { COUNT = sizeof(rows) / sizeof(rows[0]) };
-    unsigned char source[COUNT * 8 + 1]; /* at an odd address: files do not align */
+    unsigned char source[COUNT * 8 + 1]; /* at an odd address: data in files may be unaligned */
     float out[COUNT];
     for (size_t i = 0; i < COUNT; i++) memcpy(source + 1 + 8 * i, &rows[i].from, 8);
     CHECK(tdm_tensor_to_f32(TDM_DTYPE_F64, source + 1, COUNT, out));
@@ -281,7 +281,8 @@ static void backends_have_names_and_ends(void)
         for (const tdm_kernel_family *const *f = backend->families; *f; f++)
             for (size_t k = 0; k < (*f)->count; k++) {
                 const tdm_kernel *row = &(*f)->kernels[k];
-                CHECK(tdm_kernel_find(backend, row->op, row->dtype) == row); /* hides no other */
+                /* none hides another one */
+                CHECK(tdm_kernel_find(backend, row->op, row->dtype) == row);
             }
     }
 }
@@ -294,7 +295,7 @@ static void threads_set_returns_the_one_before(void)
     CHECK_INT(tdm_kernel_threads_set(at_first), 1);
 }
 
-/* A number that only just is not zero stays one outside, and becomes zero inside. */
+/* The smallest numbers above zero are unchanged outside, and zero inside. */
 static void tiny_numbers_are_zero_inside(void)
 {
     volatile float small = 1e-37f, factor = 0.01f, product;
@@ -302,7 +303,7 @@ static void tiny_numbers_are_zero_inside(void)
         tdm_kernel_mode before = tdm_kernel_enter(threads), within;
         product = small * factor;
         CHECK(product == 0.0f);
-        within = tdm_kernel_enter(1); /* and once more, as plans within a team do */
+        within = tdm_kernel_enter(1); /* and a second time, as in nested calls of plans in a team */
         CHECK_INT(within.thread_count, threads);
         tdm_kernel_leave(&within);
         product = small * factor;

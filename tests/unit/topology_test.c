@@ -1,6 +1,6 @@
 /*
- * topology_test.c: how processors are shared among ranks: on machines that hwloc makes up from a
- * description, with any of their processors forbidden, and on this one.
+ * topology_test.c: how CPUs are divided among ranks: on synthetic machines of hwloc, with any of their CPUs
+ * disallowed, and on this machine.
  */
 #include "check.h"
 #include "os/internal.h"
@@ -46,7 +46,7 @@ static bool with_hwloc(void)
     return info.library[0] != '\0';
 }
 
-/* Shares have no processor in common, and are nothing but what is allowed. */
+/* Shares are disjoint, and contain only allowed CPUs. */
 static void check_shares(const tdm_cpu_set *allowed, int count)
 {
     tdm_cpu_set seen = {.memory_node = -1};
@@ -78,7 +78,7 @@ static void two_nodes_of_four_cores(void)
     CHECK(!tdm__places(machine, &all, 17, places));
     CHECK(!tdm__places(machine, &all, 0, places));
     CHECK(tdm__places(machine, &all, 1, places));
-    CHECK_INT(places[0].memory_node, -1); /* it spans both */
+    CHECK_INT(places[0].memory_node, -1); /* it contains CPUs of both nodes */
     CHECK(tdm__places(machine, &all, 2, places));
     CHECK_TEXT(text_of(&places[0]), "0-7");
     CHECK_TEXT(text_of(&places[1]), "8-15");
@@ -98,7 +98,7 @@ static void two_nodes_of_four_cores(void)
     CHECK_TEXT(text_of(&places[5]), "5");
 }
 
-/* Cores whose second thread is forbidden are cores; those that are forbidden whole are none. */
+/* Cores whose second thread is disallowed count as cores; those without an allowed thread do not. */
 static void some_processors_are_forbidden(void)
 {
     if (!with_hwloc()) return;
@@ -115,17 +115,16 @@ static void some_processors_are_forbidden(void)
     CHECK(!tdm__places(machine, &late, 11, places));
     tdm_cpu_set one_node = set_of(8, 8, 1);
     CHECK(tdm__places(machine, &one_node, 4, places));
-    for (int i = 0; i < 4; i++) CHECK_INT(places[i].memory_node, -1); /* there is no other */
+    for (int i = 0; i < 4; i++) CHECK_INT(places[i].memory_node, -1); /* the only node */
     tdm_cpu_set none = {.memory_node = -1};
     CHECK(!tdm__places(machine, &none, 1, places));
 }
 
-/* Most machines number the threads of a core far apart. */
+/* Most machines do not number the threads of a core consecutively. */
 static void threads_of_a_core_stay_together(void)
 {
     if (!with_hwloc()) return;
-    const char *machine =
-        "core:4 pu:2(indexes=0,4,1,5,2,6,3,7)"; /* core 0 has processors 0 and 4 */
+    const char *machine = "core:4 pu:2(indexes=0,4,1,5,2,6,3,7)"; /* core 0 has CPUs 0 and 4 */
     tdm_cpu_set all = set_of(0, 8, 1);
     CHECK(tdm__places(machine, &all, 4, places));
     CHECK_TEXT(text_of(&places[0]), "0,4");
@@ -146,7 +145,7 @@ static void words(void)
     CHECK_HAS(text_of(&place), "...");
 }
 
-/* In a child, so that this process stays where it is. */
+/* In a child, so that the CPUs of this process do not change. */
 static void a_place_is_taken(void)
 {
     tdm_cpu_set here;

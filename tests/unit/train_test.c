@@ -1,9 +1,9 @@
 /*
- * train_test.c: training through the C API: the order of events, stopping at every step and going
- * on, disks that fail at every operation, and models opened from what was written.
+ * train_test.c: training through the C API: the order of events, stopping at every step and resuming, disks
+ * that fail at every operation, and models opened from the written files.
  *
- * The log is listened to, so that a test sees what was said. Everything is written below one
- * temporary directory, which is removed at the end.
+ * The log is recorded, so that a test can check messages. Everything is written below one temporary directory,
+ * which is removed at the end.
  */
 #include "base/base.h"
 #include "check.h"
@@ -191,7 +191,7 @@ static void every_step_is_a_place_to_stop(void)
         char path[TDM_PATH_BYTES];
         snprintf(path, sizeof(path), "%s", r.run_path);
         l = listening();
-        l.stop_at = stop + 2; /* and once more on the way */
+        l.stop_at = stop + 2; /* and once more during training */
         CHECK_INT(train(job, path, &l, &r, &err), TDM_OK);
         l = listening();
         CHECK_INT(train(job, path, &l, &r, &err), TDM_OK);
@@ -220,8 +220,8 @@ static void forge_numerics(const char *path, const char *numerics, const char *j
     CHECK_INT(rename(forged, path), 0);
 }
 
-/* Resuming from a checkpoint of another version is logged once. A checkpoint from before versions, when jobs had
- * other hashes, can be resumed as well; with a version, another hash is another job. */
+/* Resuming from a checkpoint of another version is logged once. A checkpoint from before versions, when jobs
+ * had other hashes, can be resumed as well; with a version, another hash means another job. */
 static void other_versions_are_told(void)
 {
     static const struct {
@@ -253,7 +253,7 @@ static void other_versions_are_told(void)
         CHECK_INT(train(job, r.run_path, &l, &again, &err), cases[i].expected);
         CHECK_INT(l.warnings, told);
         if (!told) {
-            CHECK_INT(unlink(r.checkpoint_path), 0); /* other tests resume from what is here */
+            CHECK_INT(unlink(r.checkpoint_path), 0); /* other tests resume from this run */
             continue;
         }
         CHECK_TEXT(again.state_hash, whole_hash(job)); /* the arithmetic has not really changed */
@@ -309,7 +309,7 @@ static void refusals_leave_the_result_alone(void)
 
 /* ---- failing disks --------------------------------------------------------------------------- */
 
-/* Steps 3 and 6 want a checkpoint; the disk is full from step 2 to step 7. */
+/* Checkpoints are due at steps 3 and 6; the disk is full from step 2 to step 7. */
 static void checkpoints_on_the_way_may_fail(void)
 {
     tdm_job_document *document = load(NULL, 0);
@@ -319,7 +319,7 @@ static void checkpoints_on_the_way_may_fail(void)
     tdm_train_result r;
     tdm_error err = {0};
     CHECK_INT(train(tdm_job_document_job(document), NULL, &l, &r, &err), TDM_OK);
-    CHECK_INT(l.warnings, 1); /* for both: it is said once, until it works again */
+    CHECK_INT(l.warnings, 1); /* for both: it is logged once, until it works again */
     CHECK_HAS(l.last_warning, "step 3: no checkpoint");
     CHECK_HAS(l.last_warning, "training continues");
     CHECK_INT(l.errors, 0);
@@ -327,7 +327,8 @@ static void checkpoints_on_the_way_may_fail(void)
     tdm_job_document_destroy(document);
 }
 
-/* The word of a checkpoint that failed is not the deed: the stop saves again, and fails for good. */
+/* The result of a checkpoint that failed does not count for the final one: the stop saves again, and fails
+ * finally. */
 static void a_stop_after_a_failed_checkpoint_fails(void)
 {
     tdm_job_document *document = load(NULL, 0);
@@ -344,7 +345,7 @@ static void a_stop_after_a_failed_checkpoint_fails(void)
     tdm_job_document_destroy(document);
 }
 
-/* The disk is full when the last checkpoint is due, and has room again while it is tried once more. */
+/* The disk is full when the last checkpoint is due, and has space again during a retry. */
 static void the_last_checkpoint_is_tried_again(void)
 {
     static const char *const sets[] = {"checkpoint.retry_s=600"};
@@ -378,12 +379,12 @@ static void the_last_checkpoint_is_given_up(void)
     CHECK_INT(train(tdm_job_document_job(document), NULL, &l, &r, &err), TDM_ERR_NO_SPACE);
     tdm_os_test_fail_files(0, 0, 0);
     CHECK_HAS(err.message, "No space left on device");
-    CHECK_HAS(err.message, " times"); /* it was tried */
+    CHECK_HAS(err.message, " times"); /* it was retried */
     CHECK_INT(l.errors, 1);
     tdm_job_document_destroy(document);
 }
 
-/* Whether the newest run resumes and ends with the right state; true if there is no checkpoint to resume from. */
+/* Whether the newest run resumes and ends with the right state; true if no checkpoint exists. */
 static bool run_resumes(const tdm_job *job, const char *run)
 {
     tdm_arena *arena = tdm_arena_create("test");
@@ -398,7 +399,7 @@ static bool run_resumes(const tdm_job *job, const char *run)
     return fine;
 }
 
-/* The n-th file operation and all after it fail, for every n until a run comes through. */
+/* The n-th file operation and all after it fail, for every n until a run succeeds. */
 static void every_operation_may_fail(void)
 {
     static const int numbers[] = {ENOSPC, EIO};
@@ -408,7 +409,7 @@ static void every_operation_may_fail(void)
     for (size_t e = 0; e < 2; e++) {
         tdm_status want = numbers[e] == ENOSPC ? TDM_ERR_NO_SPACE : TDM_ERR_IO;
         int countdown = 1, failed = 0;
-        /* All of them for a full disk; for a broken one, which takes the same ways, some. */
+        /* All of them for a full disk; some for a broken one, which uses the same code. */
         int stride = e == 0 ? 1 : 7;
         for (tdm_status status = want; status != TDM_OK && countdown < 500; countdown += stride) {
             listener l = listening();
@@ -428,7 +429,7 @@ static void every_operation_may_fail(void)
               20); /* four operations for job.yaml and for each of four checkpoints */
         CHECK(countdown < 500);
     }
-    for (int number = 1; number < 200; number++) { /* the runs that they left can be resumed */
+    for (int number = 1; number < 200; number++) { /* the runs that were left can be resumed */
         char run[128];
         snprintf(run, sizeof(run), "%s/runs/unit-%d", directory, number);
         if (tdm_path_is_dir(run)) CHECK(run_resumes(job, run));
@@ -446,7 +447,8 @@ static pid_t dead_process(void)
     return pid;
 }
 
-/* A process has created the region of the data, and died before it copied the data or before it wrote its number. */
+/* A process has created the region of the data, and died before it copied the data or before it wrote its id.
+ * */
 static void data_is_shared_after_a_death(void)
 {
     static const char hash[] = "0123456789abcdef0123456789abcdef";
@@ -524,7 +526,7 @@ static void models_open_from_what_was_written(void)
     tdm_job_document_destroy(document);
 }
 
-/* Starting from the parameters of another run, as model.init_from says. */
+/* Starting from the parameters of another run, by model.init_from. */
 static void parameters_come_from_a_file(void)
 {
     tdm_job_document *document = load(NULL, 0);
@@ -538,14 +540,14 @@ static void parameters_come_from_a_file(void)
     tdm_job_document *plain = load(sets, 2), *second = load(sets, 3);
     CHECK_INT(train(tdm_job_document_job(plain), NULL, &l, &fresh, &err), TDM_OK);
     CHECK_INT(train(tdm_job_document_job(second), NULL, &l, &tuned, &err), TDM_OK);
-    CHECK_NEAR(tuned.test.loss, r.test.loss, 1e-4); /* as good as what it came from */
+    CHECK_NEAR(tuned.test.loss, r.test.loss, 1e-4); /* as good as the run it started from */
     CHECK(fabs(fresh.test.loss - r.test.loss) > 1e-3);
     tdm_job_document_destroy(second);
     tdm_job_document_destroy(plain);
     tdm_job_document_destroy(document);
 }
 
-/* A checkpoint whose hashes fit but whose position no run of this job comes by. */
+/* A checkpoint with valid hashes whose position no run of this job reaches. */
 static void forged_positions_are_refused(void)
 {
     tdm_job_document *document = load(NULL, 0);
@@ -584,7 +586,7 @@ static void forged_positions_are_refused(void)
 
 /* ---- requests ------------------------------------------------------------------------------ */
 
-/* Somebody who asks for a checkpoint once one was saved by the clock. */
+/* A request for a checkpoint shortly after a scheduled one. */
 typedef struct asker {
     uint64_t step,
         saved[2]; /* the last step; the steps of the first two checkpoints, 0: none yet */

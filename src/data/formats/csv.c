@@ -69,11 +69,11 @@ static tdm_status fail_no_such_column(csv_reader *reader, const char *label, tdm
     if (!list.shown) return no_memory(reader, err);
     const char *nearest = tdm_text_nearest(label, count, header_name, &list);
     char hint[TDM__SHOW_BYTES + 32] = "";
-    if (nearest) snprintf(hint, sizeof(hint), "; perhaps '%s' is meant", nearest);
+    if (nearest) snprintf(hint, sizeof(hint), "; did you mean '%s'?", nearest);
     tdm_status status = tdm_fail(
         err, TDM_ERR_INVALID,
-        "%s: no column is named '%s' on line %llu, taken as the header%s; a column can also be named "
-        "by its number, or as first or last",
+        "%s: no column is named '%s' on line %llu, taken as the header; give the name, the "
+        "number, first or last%s",
         reader->source->name, label, (unsigned long long)records->record_line, hint);
     free(list.shown);
     return status;
@@ -84,8 +84,8 @@ static tdm_status find_label_by_name(csv_reader *reader, const char *label, tdm_
     const tdm__csv_records *records = &reader->records;
     if (reader->options->header == TDM_DATA_HEADER_NO)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "%s: the label '%s' is a column name, but the file is said to have no "
-                        "header; give the column's number, or first, last, none",
+                        "%s: the label '%s' is a column name, but data.header says that the file "
+                        "has no header; give the column's number, or first, last, none",
                         reader->source->name, label);
     size_t found = NO_LABEL;
     for (size_t i = 0; i < records->cell_count; i++) {
@@ -111,10 +111,10 @@ static tdm_status check_known_count(const csv_reader *reader, bool *out_no_label
     if (known == 0 || columns == known || columns == known + 1) return TDM_OK;
     char hint[128] = "";
     if (columns == 1)
-        snprintf(
-            hint, sizeof(hint),
-            "; if another character than '%c' separates the columns, set the delimiter (data.delimiter in a job)",
-            reader->records.delimiter);
+        snprintf(hint, sizeof(hint),
+                 "; if another character than '%c' separates the columns, set the delimiter "
+                 "(data.delimiter in a job)",
+                 reader->records.delimiter);
     return tdm_fail(
         err, TDM_ERR_FORMAT,
         "%s: line %llu has %zu column%s; a sample has %llu numbers here, and one column "
@@ -151,8 +151,8 @@ static tdm_status choose_label(csv_reader *reader, tdm_error *err)
     if (reader->column_count == 1)
         return tdm_fail(
             err, TDM_ERR_FORMAT,
-            "%s: line %llu has one column only, and that is the label: there is "
-            "nothing to learn from; if another character than '%c' separates the columns, set "
+            "%s: line %llu has only one column, the label, and so no features; if another "
+            "character than '%c' separates the columns, set "
             "the delimiter",
             reader->source->name, (unsigned long long)reader->first_line,
             reader->records.delimiter);
@@ -267,9 +267,9 @@ static tdm_status fail_cell(const csv_reader *reader, size_t column, tdm__number
 {
     static const char *const reasons[] = {
         [TDM__NUMBER_OK] = "is a number",
-        [TDM__NUMBER_EMPTY] = "is empty, not a number: fill it in, or leave the row out",
+        [TDM__NUMBER_EMPTY] = "is empty, not a number: fill it in, or remove the row",
         [TDM__NUMBER_NOT_A_NUMBER] = "is not a number; features must be decimal numbers",
-        [TDM__NUMBER_NOT_FINITE] = "is not a finite number: fill it in, or leave the row out",
+        [TDM__NUMBER_NOT_FINITE] = "is not a finite number: fill it in, or remove the row",
         [TDM__NUMBER_TOO_LARGE] = "is too large for a 32-bit float",
         [TDM__NUMBER_TOO_LONG] = "has too many digits; a number may have 255 characters",
     };
@@ -281,8 +281,7 @@ static tdm_status fail_cell(const csv_reader *reader, size_t column, tdm__number
     return tdm_fail(err, TDM_ERR_FORMAT, "%s: line %llu, %s: '%s' %s%s", reader->source->name,
                     (unsigned long long)cell->line, show_column(reader, column, place),
                     tdm__text_show(cell->text, cell->length, shown), reasons[why],
-                    guessed ? "; if this line is a header, say so (data.header: yes in a job)"
-                            : "");
+                    guessed ? "; if this line is a header, set data.header: yes in the job" : "");
 }
 
 /* `status` is the result of tdm__classes_number(); OK means that the label is not UTF-8. */
@@ -313,7 +312,7 @@ static tdm_status fail_label(const csv_reader *reader, tdm_status status, tdm_er
                         name, line, place, TDM__MAX_CLASSES);
     case TDM_ERR_NOT_FOUND:
         return tdm_fail(err, TDM_ERR_FORMAT,
-                        "%s: line %llu, %s: the label '%s' is none of the %d classes of the "
+                        "%s: line %llu, %s: the label '%s' is not one of the %d classes of the "
                         "training set%s",
                         name, line, place, shown, (int)reader->classes.count,
                         tdm__classes_hint(&reader->classes, cell->text, cell->length, hint));
@@ -421,8 +420,8 @@ static tdm_status check_options(const tdm__data_source *source, char delimiter, 
 {
     if (source->label_bytes)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "%s: a CSV file has its labels in a column, so it takes no file of labels "
-                        "(%s); leave that out",
+                        "%s: a CSV file has its labels in a column, so a separate file of labels "
+                        "(%s) is not allowed; remove it",
                         source->name, source->label_name);
     bool bad = (uint8_t)delimiter >= 0x80 || strchr("\"\r\n.+-_", delimiter) ||
                (delimiter >= '0' && delimiter <= '9') || (delimiter >= 'A' && delimiter <= 'Z') ||

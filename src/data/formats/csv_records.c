@@ -141,8 +141,8 @@ static tdm_status read_quoted(tdm__csv_records *records, tdm_error *err)
     while (p < records->end && is_blank(records, *p)) p++;
     if (p < records->end && *p != records->delimiter && *p != '\n' && *p != '\r')
         return fail_here(records, records->line,
-                         *p ? "text follows the closing quote; a quote inside a quoted cell is "
-                              "written twice"
+                         *p ? "text follows the closing quote; write a quote inside a quoted "
+                              "cell twice"
                             : "a NUL byte; this is not a text file",
                          err);
     records->next = p;

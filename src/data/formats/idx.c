@@ -85,7 +85,7 @@ static tdm_status read_dims(const char *name, const uint8_t *bytes, size_t count
     size_t header_bytes = 4 + 4 * (size_t)dim_count;
     if (count < header_bytes)
         return tdm_fail(err, TDM_ERR_FORMAT,
-                        "%s: the file is cut off: a header of %d dimensions takes %zu bytes, and "
+                        "%s: the file is truncated: a header of %d dimensions takes %zu bytes, and "
                         "it has %zu",
                         name, dim_count, header_bytes, count);
     array->shape.rank = dim_count;
@@ -116,7 +116,7 @@ static tdm_status check_length(const char *name, size_t count, idx_array *array,
                         "%s: the header says %s of %zu bytes each, %llu bytes in all, but the file "
                         "has %zu; it is %s",
                         name, shape, array->element_bytes, (unsigned long long)wanted, count,
-                        count < wanted ? "cut off" : "too long");
+                        count < wanted ? "truncated" : "too long");
     return TDM_OK;
 }
 
@@ -247,8 +247,8 @@ static tdm_status map_to_given(const tdm__data_source *source, tdm__classes *cla
     for (int64_t i = 0; i < count && status == TDM_OK; i++) {
         if (numbers[labels[i]] < 0)
             status = tdm_fail(err, TDM_ERR_FORMAT,
-                              "%s: sample %lld (from 0): the label %d is none of the %d classes of "
-                              "the training set",
+                              "%s: sample %lld (from 0): the label %d is not one of the %d "
+                              "classes of the training set",
                               source->label_name, (long long)i, labels[i], classes->count);
         else
             labels[i] = numbers[labels[i]];

@@ -72,8 +72,8 @@ static tdm_status cut_windows(const tdm__data_source *source, const tdm_data_opt
             source->name, (long long)T, (long long)stride, MAX_CONTEXT);
     if (info->token_count <= T)
         return tdm_fail(err, TDM_ERR_FORMAT,
-                        "%s: %lld characters are too few: a sample is a window of %lld and the one "
-                        "after it; use a longer text, or a smaller model.context",
+                        "%s: %lld characters are not enough: a sample is a window of %lld and "
+                        "the next one; use a longer text, or a smaller model.context",
                         source->name, (long long)info->token_count, (long long)T);
     info->feature_count = T;
     info->sample_shape = tdm_shape_1(T);
@@ -88,7 +88,8 @@ static tdm_status text_read(const tdm__data_source *source, const tdm_data_optio
     tdm_dataset_info *info = &dataset->info;
     if (source->label_bytes)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "%s: a text needs no file of labels: its classes are the next characters",
+                        "%s: a text has no file of labels, because its classes are the next "
+                        "characters; remove the file",
                         source->label_name);
     if (options->class_names) {
         tdm_status status = copy_names(options, dataset, err);

@@ -9,7 +9,7 @@
  * order are reordered in scratch before the convolution, and the result is reordered back after it.
  *
  * oneDNN does not apply the activation: see tdm__onednn_piece. A large batch with the direct method
- * is divided into pieces of equal size, and our own code processes each one while it is in the
+ * is divided into pieces of equal size, and Tandem's code processes each one while it is in the
  * cache.
  *
  * Primitives and memory handles are created in conv_prepare(); run() sets pointers and executes. Scratch
@@ -45,7 +45,7 @@ static const int arg_names[3][OPERAND_COUNT] = {
     {DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS, DNNL_ARG_DIFF_DST, DNNL_ARG_SCRATCHPAD, 0},
 };
 
-/* The conversion of an operand between our order of the numbers and oneDNN's. */
+/* The conversion of an operand between Tandem's order of the numbers and oneDNN's. */
 typedef struct passage {
     dnnl_primitive_t reorder; /* NULL if the two are the same */
     dnnl_exec_arg_t args[3];  /* from, to, scratchpad; those of the convolution are borrowed */

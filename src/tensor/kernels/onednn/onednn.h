@@ -29,7 +29,7 @@ void tdm__onednn_execute(const tdm__onednn *b, dnnl_primitive_t primitive, int a
 /*
  * oneDNN does not apply activations, because its ReLU turns NaN into 0: a model that diverges would
  * look like one whose units are dead. Instead a large result is computed in pieces that fit into
- * the cache, and our own code processes each piece while it is there. Returns how many of `count`
+ * the cache, and Tandem's code processes each piece while it is there. Returns how many of `count`
  * units, each of `unit_bytes` of result, form such a piece; all of them if they are few.
  */
 int64_t tdm__onednn_piece(int64_t count, int64_t unit_bytes);
