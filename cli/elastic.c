@@ -118,11 +118,12 @@ static int read_hosts(const cli_args *args, int64_t usual, tdm_session_start *st
     return count;
 }
 
-/* Reads the limits and checks them against each other and the number of lanes. */
+/* Reads the limits and checks them against each other and the number of lanes or replicas. */
 static bool read_limits(const cli_args *args, const tdm_job *job, int64_t started,
                         tdm_session_options *options)
 {
-    int64_t lanes = tdm_lanes_of(job), min = job->elastic.min, max = job->elastic.max;
+    tdm_rank_limit limit = tdm_rank_limit_of(job);
+    int64_t min = job->elastic.min, max = job->elastic.max;
     if (!cli_int(args, "min", 1, TDM_MAX_RANKS, &min) ||
         !cli_int(args, "max", 1, TDM_MAX_RANKS, &max))
         return false;
@@ -130,10 +131,11 @@ static bool read_limits(const cli_args *args, const tdm_job *job, int64_t starte
     if (options->is_fixed) min = max = started;
     if (min < 1) min = 1;
     if (max < 1) max = started > min ? started : min;
-    if (started > lanes || max > lanes) {
-        cli_error("train: %lld workers need at least as many lanes, but the job has %lld; use at "
-                  "most %lld workers, or increase parallel.lanes (which changes the result)",
-                  (long long)(started > max ? started : max), (long long)lanes, (long long)lanes);
+    if (started > limit.count || max > limit.count) {
+        cli_error("train: %lld workers need at least as many %s, but the job has %lld; use at "
+                  "most %lld workers, or increase %s (which changes the result)",
+                  (long long)(started > max ? started : max), limit.units, (long long)limit.count,
+                  (long long)limit.count, limit.key);
         return false;
     }
     if (started > max || min > max) {

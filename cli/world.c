@@ -64,7 +64,7 @@ int world_count(const cli_args *args, const tdm_job *job, const tdm_comm_place *
                 int64_t asked, int64_t usual)
 {
     const char *command = args->command->name;
-    int64_t lanes = tdm_lanes_of(job);
+    tdm_rank_limit limit = tdm_rank_limit_of(job);
     if (place->size > 0 && asked > 0 && asked != place->size) {
         cli_error("%s: -n %lld conflicts with the launcher: this process is rank %d of %d, started "
                   "by %s; remove -n",
@@ -72,11 +72,12 @@ int world_count(const cli_args *args, const tdm_job *job, const tdm_comm_place *
         return 0;
     }
     int64_t count = place->size > 0 ? place->size : asked > 0 ? asked : usual;
-    if (count <= lanes && (place->size > 0 || count <= TDM_MAX_LAUNCH)) return (int)count;
-    if (count > lanes)
-        cli_error("%s: %lld workers need at least as many lanes, but the job has %lld; use at most "
-                  "%lld workers, or increase parallel.lanes (which changes the result)",
-                  command, (long long)count, (long long)lanes, (long long)lanes);
+    if (count <= limit.count && (place->size > 0 || count <= TDM_MAX_LAUNCH)) return (int)count;
+    if (count > limit.count)
+        cli_error("%s: %lld workers need at least as many %s, but the job has %lld; use at most "
+                  "%lld workers, or increase %s (which changes the result)",
+                  command, (long long)count, limit.units, (long long)limit.count,
+                  (long long)limit.count, limit.key);
     else
         cli_error("%s: at most %d workers can be started on a host", command, TDM_MAX_LAUNCH);
     return 0;

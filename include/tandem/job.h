@@ -137,6 +137,29 @@ typedef enum tdm_job_reduce {
     TDM_JOB_REDUCE_CENTRAL
 } tdm_job_reduce;
 
+typedef enum tdm_job_sync { TDM_JOB_SYNC_ALL_REDUCE, TDM_JOB_SYNC_LOCAL } tdm_job_sync;
+typedef enum tdm_job_outer {
+    TDM_JOB_OUTER_AVERAGE,
+    TDM_JOB_OUTER_SGD,
+    TDM_JOB_OUTER_NESTEROV
+} tdm_job_outer;
+typedef enum tdm_job_sparsify {
+    TDM_JOB_SPARSIFY_NONE,
+    TDM_JOB_SPARSIFY_TOPK,
+    TDM_JOB_SPARSIFY_TOPK_SAMPLED,
+    TDM_JOB_SPARSIFY_RANDOMK,
+    TDM_JOB_SPARSIFY_THRESHOLD
+} tdm_job_sparsify;
+typedef enum tdm_job_quantise {
+    TDM_JOB_QUANTISE_NONE,
+    TDM_JOB_QUANTISE_BF16,
+    TDM_JOB_QUANTISE_F16,
+    TDM_JOB_QUANTISE_INT8,
+    TDM_JOB_QUANTISE_INT4,
+    TDM_JOB_QUANTISE_QSGD,
+    TDM_JOB_QUANTISE_SIGN
+} tdm_job_quantise;
+
 typedef struct tdm_job_int_list {
     const int64_t *values;
     size_t count;
@@ -336,6 +359,31 @@ typedef struct tdm_job {
         bool overlap;
         bool sync_batchnorm;
     } parallel;
+    struct {
+        int kind;         /* tdm_job_sync */
+        int64_t replicas; /* 0: auto */
+        int64_t period;   /* local: steps between two averages */
+        double
+            adapt_lr; /* local: the period grows as the learning rate falls below this; 0: fixed */
+        int64_t max_period; /* local: bound of the growth */
+        int64_t start_step; /* local: until this step the period is 1 */
+        int outer;          /* local: tdm_job_outer */
+        double outer_lr;
+        double outer_momentum;
+    } sync;
+    struct {
+        int sparsify; /* tdm_job_sparsify */
+        int quantise; /* tdm_job_quantise */
+        double ratio; /* fraction of the elements that are sent */
+        double threshold;
+        int64_t levels; /* qsgd */
+        bool feedback;
+        double momentum; /* 0: off */
+        bool mask;
+        double clip_norm; /* 0: off */
+        int64_t warmup;   /* steps */
+        int64_t min_elements;
+    } compress;
     struct {
         int backend;     /* tdm_job_backend */
         int numerics;    /* tdm_job_numerics */

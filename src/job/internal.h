@@ -108,7 +108,9 @@ bool tdm__job_group_has(const tdm__job_group *group, const tdm_job_key *key);
 #define TDM__EARLY_STOP_KEYS 3
 extern const tdm_job_key tdm__optim_keys[];
 extern const size_t tdm__optim_key_count;
-extern const tdm_job_key tdm__elastic_keys[];
+extern const tdm_job_key tdm__sync_keys[]; /* keys_sync.c */
+extern const size_t tdm__sync_key_count;
+extern const tdm_job_key tdm__elastic_keys[]; /* keys_elastic.c */
 extern const size_t tdm__elastic_key_count;
 extern const tdm_job_key tdm__early_stop_keys[TDM__EARLY_STOP_KEYS];
 /* Whether the learning rate depends on the length of the run. */

@@ -12,6 +12,11 @@
 /* Whether the job's model is a token model, which is trained on a text: gpt, or layers that start
  * with embedding. For a model from a library use tdm_model_takes_tokens. */
 bool tdm_job_takes_tokens(const tdm_job *job);
+/* Whether replicas of the model are trained apart and averaged (sync.kind: local); whether the job has a stage of
+ * compression; whether it has logical replicas, for either reason. */
+bool tdm_job_is_local(const tdm_job *job);
+bool tdm_job_compresses(const tdm_job *job);
+bool tdm_job_has_replicas(const tdm_job *job);
 /* The name of a tdm_job_layer_kind in a job, such as "conv". */
 const char *tdm_job_layer_name(int kind);
 /* Lists in `out` the keys that affect bits and differ: "train.batch: 32 here, 64 there". Returns how

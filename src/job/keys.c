@@ -1,7 +1,7 @@
 /*
  * keys.c: the table of all job keys. Some of its rows are in other files: the optimiser and its
- * schedule in keys_optim.c; checkpoints, store and elasticity in keys_elastic.c; layers in
- * keys_layers.c.
+ * schedule in keys_optim.c; synchronisation and compression in keys_sync.c; checkpoints, store and
+ * elasticity in keys_elastic.c; layers in keys_layers.c.
  *
  * Parsing, checking, defaults, `tandem job keys` and docs/job-file.md are generated from these
  * rows. To add a key, add its field to tdm_job and its row here, and nothing else. The rows of a
@@ -27,6 +27,8 @@ static const tdm__job_group groups[] = {
     {"optim", "The optimiser."},
     {"schedule", "How the learning rate changes over the steps."},
     {"parallel", "How a step is divided among workers."},
+    {"sync", "How workers combine their results: after each step, or after several local steps."},
+    {"compress", "Compression of what replicas send to each other."},
     {"compute", "Kernels, threads and precision."},
     {"memory", "Memory use and its limit."},
     {"comm", "Communication between ranks."},
@@ -442,7 +444,7 @@ static const tdm_job_key first_keys[] = {
     },
 };
 
-/* The rows of keys_optim.c and keys_elastic.c are between first_keys and last_keys. */
+/* The rows of keys_optim.c, keys_sync.c and keys_elastic.c are between first_keys and last_keys. */
 static const tdm_job_key last_keys[] = {
     {
         KEY("parallel.lanes", INT, parallel.lanes),
@@ -702,7 +704,8 @@ static const tdm_job_key last_keys[] = {
 
 size_t tdm_job_key_count(void)
 {
-    return COUNT(first_keys) + tdm__optim_key_count + tdm__elastic_key_count + COUNT(last_keys);
+    return COUNT(first_keys) + tdm__optim_key_count + tdm__sync_key_count + tdm__elastic_key_count +
+           COUNT(last_keys);
 }
 
 const tdm_job_key *tdm_job_key_at(size_t index)
@@ -711,6 +714,8 @@ const tdm_job_key *tdm_job_key_at(size_t index)
     index -= COUNT(first_keys);
     if (index < tdm__optim_key_count) return &tdm__optim_keys[index];
     index -= tdm__optim_key_count;
+    if (index < tdm__sync_key_count) return &tdm__sync_keys[index];
+    index -= tdm__sync_key_count;
     if (index < tdm__elastic_key_count) return &tdm__elastic_keys[index];
     index -= tdm__elastic_key_count;
     return index < COUNT(last_keys) ? &last_keys[index] : NULL;

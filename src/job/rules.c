@@ -163,7 +163,121 @@ static bool more_lanes_than_samples(const tdm_job *job)
     return job->parallel.lanes > job->train.batch;
 }
 
+static bool more_replicas_than_lanes(const tdm_job *job)
+{
+    return tdm_job_has_replicas(job) && job->parallel.lanes > 0 &&
+           job->sync.replicas > job->parallel.lanes;
+}
+
+static bool local_with_shards(const tdm_job *job)
+{
+    return tdm_job_is_local(job) && job->parallel.zero >= 2;
+}
+
+static bool compressed_with_shards(const tdm_job *job)
+{
+    return tdm_job_compresses(job) && job->parallel.zero >= 2;
+}
+
+static bool replicas_with_balance(const tdm_job *job)
+{
+    return tdm_job_has_replicas(job) && job->parallel.balance != TDM_JOB_BALANCE_OFF;
+}
+
+static bool replicas_with_other_reduce(const tdm_job *job)
+{
+    return tdm_job_has_replicas(job) && job->parallel.reduce != TDM_JOB_REDUCE_TREE;
+}
+
+static bool replicas_with_sync_batchnorm(const tdm_job *job)
+{
+    return tdm_job_has_replicas(job) && job->parallel.sync_batchnorm;
+}
+
+static bool replicas_with_offload(const tdm_job *job)
+{
+    return tdm_job_has_replicas(job) && job->parallel.offload;
+}
+
+static bool local_with_ema(const tdm_job *job)
+{
+    return tdm_job_is_local(job) && job->optim.ema > 0;
+}
+
+static bool momentum_twice(const tdm_job *job)
+{
+    return tdm_job_compresses(job) && job->compress.momentum > 0 &&
+           job->optim.kind == TDM_JOB_OPTIM_SGD && job->optim.momentum > 0;
+}
+
+static bool momentum_without_sparsify(const tdm_job *job)
+{
+    return job->compress.sparsify == TDM_JOB_SPARSIFY_NONE && job->compress.momentum > 0 &&
+           tdm_job_compresses(job);
+}
+
 static const rule rules[] = {
+    {
+        .keys = {"sync.replicas", "parallel.lanes", "sync.kind"},
+        .is_broken = more_replicas_than_lanes,
+        .message =
+            "'sync.replicas' exceeds 'parallel.lanes', but each replica needs a lane; reduce "
+            "it, or increase 'parallel.lanes'",
+    },
+    {
+        .keys = {"sync.kind", "parallel.zero"},
+        .is_broken = local_with_shards,
+        .message =
+            "'sync.kind: local' needs the whole model on each host; set 'parallel.zero' to 0 "
+            "or 1",
+    },
+    {
+        .keys = {"compress.sparsify", "compress.quantise", "parallel.zero"},
+        .is_broken = compressed_with_shards,
+        .message = "'compress' needs whole gradients; set 'parallel.zero' to 0 or 1",
+    },
+    {
+        .keys = {"parallel.balance", "sync.kind", "compress.sparsify", "compress.quantise"},
+        .is_broken = replicas_with_balance,
+        .message = "replicas ('sync.kind: local' and 'compress') have state, so they do not move "
+                   "between workers during training; set 'parallel.balance' to off",
+    },
+    {
+        .keys = {"parallel.reduce", "sync.kind", "compress.sparsify", "compress.quantise"},
+        .is_broken = replicas_with_other_reduce,
+        .message = "replicas ('sync.kind: local' and 'compress') are added by the tree; set "
+                   "'parallel.reduce' to tree",
+    },
+    {
+        .keys = {"parallel.sync_batchnorm", "sync.kind", "compress.sparsify", "compress.quantise"},
+        .is_broken = replicas_with_sync_batchnorm,
+        .message = "'parallel.sync_batchnorm' needs all lanes in step, but replicas ('sync.kind: "
+                   "local' and 'compress') run one after the other; remove one of the two",
+    },
+    {
+        .keys = {"parallel.offload", "sync.kind", "compress.sparsify", "compress.quantise"},
+        .is_broken = replicas_with_offload,
+        .message = "the state of replicas ('sync.kind: local' and 'compress') is kept in memory; "
+                   "remove 'parallel.offload'",
+    },
+    {
+        .keys = {"optim.ema", "sync.kind"},
+        .is_broken = local_with_ema,
+        .message = "'optim.ema' averages the weights after every step, but with 'sync.kind: local' "
+                   "the model changes once per period; remove 'optim.ema'",
+    },
+    {
+        .keys = {"compress.momentum", "optim.momentum", "optim.kind"},
+        .is_broken = momentum_twice,
+        .message = "'compress.momentum' replaces the momentum of the optimiser; set "
+                   "'optim.momentum' to 0",
+    },
+    {
+        .keys = {"compress.momentum", "compress.sparsify", "compress.quantise"},
+        .is_broken = momentum_without_sparsify,
+        .message = "'compress.momentum' accumulates elements that are not sent; set "
+                   "'compress.sparsify', or remove this key",
+    },
     {
         .keys = {"data.train_labels", "data.format"},
         .is_broken = train_labels_of_csv,
@@ -385,9 +499,36 @@ static void warn_of_weights(tdm__loader *loader)
                      "'parallel.weights' has no effect unless 'parallel.balance' is weights");
 }
 
+/* Keys that only some strategies use. */
+static void warn_of_sync(tdm__loader *loader)
+{
+    static const struct {
+        const char *prefix, *except;
+        bool (*is_used)(const tdm_job *job);
+        const char *condition;
+    } groups[] = {
+        {"sync.", "sync.kind sync.replicas", tdm_job_is_local, "'sync.kind' is local"},
+        {"sync.replicas", "", tdm_job_has_replicas, "'sync.kind' is local or the job compresses"},
+        {"compress.", "compress.sparsify compress.quantise", tdm_job_compresses,
+         "'compress.sparsify' or 'compress.quantise' is set"},
+    };
+    for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++) {
+        if (groups[g].is_used(loader->job)) continue;
+        for (size_t i = 0; i < tdm_job_key_count(); i++) {
+            const char *path = tdm_job_key_at(i)->path;
+            if (strncmp(path, groups[g].prefix, strlen(groups[g].prefix)) != 0 ||
+                tdm__has_word(groups[g].except, path) || !key_is_intended(loader, i, false))
+                continue;
+            tdm__problem_add(&loader->warnings, loader->slots[i].place,
+                             "'%s' has no effect unless %s", path, groups[g].condition);
+        }
+    }
+}
+
 void tdm__rules_warn(tdm__loader *loader)
 {
     warn_of_weights(loader);
+    warn_of_sync(loader);
     size_t kind_index = tdm__key_find("model.kind");
     const tdm__job_slot *kind_slot = &loader->slots[kind_index];
     char kind[32];

@@ -7,7 +7,7 @@
  *
  * Files: lanes.c (slices, the tree), team.c (creation, the step), run.c (a rank executes its lanes),
  * common.c (sums if all gradients are in shared memory), buckets.c (sums by messages), update.c
- * (the passes of the optimiser), blame.c and look.c (a step executed again for inspection).
+ * (the passes of the optimiser), replica_run.c (replicas with state, instead of lanes alone), blame.c and look.c (a step executed again for inspection).
  */
 #ifndef TANDEM_PARALLEL_INTERNAL_H
 #define TANDEM_PARALLEL_INTERNAL_H
@@ -106,8 +106,9 @@ struct tdm_plan_cache {
     tdm_pages *arenas;
 };
 
-typedef struct tdm__common tdm__common;   /* sums in shared memory (common.c) */
-typedef struct tdm__buckets tdm__buckets; /* sums by messages (buckets.c) */
+typedef struct tdm__replica_run tdm__replica_run; /* replicas of this rank (replica_run.c) */
+typedef struct tdm__common tdm__common;           /* sums in shared memory (common.c) */
+typedef struct tdm__buckets tdm__buckets;         /* sums by messages (buckets.c) */
 
 struct tdm_team {
     tdm_team_options options;
@@ -129,7 +130,9 @@ struct tdm_team {
     tdm_pages *arenas;  /* max_made */
     tdm__lane_run *run; /* max_run */
     tdm__meeting meeting;
-    tdm_group *group; /* all ranks, by place, for messages of the team; NULL: one rank */
+    tdm__replica_run *replicas; /* NULL: the job has none */
+    int64_t lowest_node; /* nodes of the tree above this level are not added yet; 1: all are */
+    tdm_group *group;    /* all ranks, by place, for messages of the team; NULL: one rank */
     tdm_prefetch *prefetch;
     int64_t *first; /* size + 1: the placement of lanes */
     int64_t *next_first;
@@ -161,6 +164,8 @@ struct tdm_team {
     float *summed; /* with messages: sums of this rank's cells, by global index; else NULL */
     /* The current step. */
     tdm_step_input in;
+    uint64_t key_step;              /* of random numbers: in.step, or that of an inner step */
+    uint64_t lanes_done, rows_done; /* by this rank in this step */
     size_t bad_element;      /* in the last step's gradient; SIZE_MAX: none, or not searched */
     tdm__step_report *notes; /* by place */
     double lane_seconds, update_seconds, wait_seconds;
@@ -178,6 +183,14 @@ void tdm__team_mark(const tdm_team *team, const char *name, double begin_s);
 
 /* ---- executing lanes (run.c) ----------------------------------------------------------------- */
 
+/* For replica_run.c: plans the additions of a lane or of a complete replica, and executes them. */
+float *tdm__team_take_buffer(tdm_team *team, bool last);
+void tdm__lane_plan_adds(tdm_team *team, tdm__lane_run *r, bool last);
+void tdm__lane_add_all(tdm_team *team, const tdm__lane_run *r);
+void tdm__lane_free_buffers(tdm_team *team, const tdm__lane_run *r);
+void tdm__node_complete(tdm_team *team, tdm__lane_run *r, int64_t node);
+/* Runs run[0 .. count) from beginning to end; `last`: this rank has no lanes after them. */
+tdm_status tdm__lanes_pass(tdm_team *team, int count, bool last, tdm_error *err);
 int tdm__team_find_graph(const tdm_team *team, int64_t batch, int64_t rows);
 /* Runs this rank's lanes of the current step. Afterwards `parts` are complete and, with messages,
  * their reduction is in progress. */
@@ -197,6 +210,17 @@ tdm_status tdm__team_meet_at_sum(tdm_team *team, int count, size_t k, tdm_error 
 bool tdm__add_range(float *a, const float *b, size_t count);
 /* Sums the losses of the nodes by the tree; false if none has a loss. */
 bool tdm__tree_loss(const tdm_team *team, int64_t node, double *out);
+
+/* ---- replicas (replica_run.c) ------------------------------------------------------------------ */
+
+tdm_status tdm__replica_run_create(tdm_team *team, tdm_error *err);
+void tdm__replica_run_destroy(tdm_team *team);
+/* Executes the replicas with the lanes [first, end). */
+tdm_status tdm__replicas_execute(tdm_team *team, int64_t first, int64_t end, tdm_error *err);
+/* The step is complete, with its changes. */
+void tdm__replicas_commit(tdm_team *team);
+/* Gives the plans the parameters of the model, if they have those of a replica. */
+void tdm__replicas_use_model(tdm_team *team);
 
 /* ---- sums in shared memory (common.c) --------------------------------------------------------- */
 

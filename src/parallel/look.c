@@ -200,6 +200,8 @@ tdm_status tdm_team_replay(tdm_team *team, tdm_bad_number *out, tdm_error *err)
 {
     bool found;
     tdm_bad_number bad = {.kind = TDM_BAD_NOWHERE};
+    team->key_step = team->in.step;
+    tdm__replicas_use_model(team);
     TDM_TRY(blame_params(team, &found, &bad, err));
     if (!found) {
         tdm_kernel_mode before = tdm_kernel_enter(team->thread_count);
@@ -226,6 +228,7 @@ tdm_status tdm_team_look(tdm_team *team, const tdm_step_input *in, tdm_lane_visi
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
                         "a step can only be inspected in a single process");
     team->in = *in;
+    tdm__replicas_use_model(team);
     tdm_kernel_mode before = tdm_kernel_enter(team->thread_count);
     team->visit = visit;
     team->visitor = user;

@@ -84,7 +84,17 @@ tdm_status tdm_bucket_choose(tdm_comm *comm, uint64_t grad_bytes, size_t *out, t
  */
 typedef struct tdm_params tdm_params;
 
-enum { TDM_BLOCK_PARAMS = 0, TDM_BLOCK_EMA = 1, TDM_BLOCK_STATE = 2 /* + index of the state */ };
+enum {
+    TDM_BLOCK_PARAMS = 0,
+    TDM_BLOCK_EMA = 1,
+    TDM_BLOCK_STATE = 2, /* + index of the state */
+    /* + replica x arrays + array: see tdm_params_options.replica_count */
+    TDM_BLOCK_REPLICA = TDM_BLOCK_STATE + TDM_OPTIM_MAX_STATES
+};
+
+/* The number of logical replicas of a job: sync.replicas, or the value of `auto`, which depends only on the job. 0: the
+ * job has none (sync.kind is all_reduce, and it does not compress). */
+int64_t tdm_replicas_of(const tdm_job *job);
 
 typedef struct tdm_params_options {
     const tdm_graph *graph;   /* defines the layout; borrowed */
@@ -100,6 +110,12 @@ typedef struct tdm_params_options {
     int slot;
     uint32_t epoch;   /* membership epoch; 0: the comm's */
     int thread_count; /* maximum for this rank's updates; 0: any number */
+    /* Logical replicas, and the number of arrays of each, initially zero. A replica is executed by one rank, in whose
+     * node's memory its arrays are. */
+    int64_t replica_count;
+    int replica_arrays;
+    /* The statistics of a step replace those of the model; else the model's follow them with their momentum. */
+    bool takes_statistics;
 } tdm_params_options;
 
 /* All blocks are initially zero. Collective. */
@@ -177,7 +193,8 @@ typedef struct tdm_team_options {
     tdm_model_options model; /* batch, training and loss_scale are set by the team */
     tdm_params *store;       /* has an optimiser; borrowed */
     tdm_optimiser *optimiser;
-    tdm_comm *comm; /* that of the parameter store */
+    tdm_comm *comm;       /* that of the parameter store */
+    tdm_optimiser *inner; /* sync.kind local: that of the replicas; `optimiser` is the outer one */
     int64_t lane_count;
     int64_t batches[TDM_TEAM_MAX_BATCHES]; /* batch sizes that will be used; 0: unused entry */
     uint64_t seed;
@@ -212,8 +229,14 @@ typedef struct tdm_step_result {
  * bits, or-ed over the ranks, by which they agree on what to do after the step (for example to stop). All
  * ranks get the same result. Collective; allocates nothing.
  */
-typedef struct tdm_step_input {
+typedef struct tdm_inner_step {
     uint64_t step;
+    int64_t batch;
+    double lr;
+} tdm_inner_step;
+
+typedef struct tdm_step_input {
+    uint64_t step; /* sync.kind local: of the round, see `inner` */
     int64_t batch;
     double lr;
     unsigned request;
@@ -222,6 +245,14 @@ typedef struct tdm_step_input {
      * NULL. */
     void (*before_update)(void *user);
     void *user;
+    /*
+     * sync.kind local: a call is a round of `inner_count` steps, which each replica executes alone, followed by one
+     * update of the model by the outer optimiser with `lr`. `inner` gives the settings of inner step `index` and makes
+     * the team's fill function refer to its batch. It is called before each inner step of each replica. `batch` is that
+     * of the first one. The result has the mean loss of the round.
+     */
+    int64_t inner_count;
+    void (*inner)(void *user, int64_t index, tdm_inner_step *out);
 } tdm_step_input;
 tdm_status tdm_team_step(tdm_team *team, const tdm_step_input *in, tdm_step_result *out,
                          tdm_error *err);

@@ -15,6 +15,7 @@
 #include "comm/comm.h"
 #include "os/os.h"
 #include "parallel/params_inner.h"
+#include "parallel/replicas.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -228,6 +229,7 @@ static tdm_status params_make_undo_log(tdm_params *store, const tdm_params_optio
         .epoch = options->epoch  ? options->epoch
                  : options->comm ? tdm_comm_epoch(options->comm)
                                  : 1,
+        .takes_statistics = options->takes_statistics,
         .thread_count = options->thread_count > 0 ? options->thread_count : TDM_MAX_THREADS};
     store->undo_log = undo_log;
     return tdm__undo_log_open(undo_log, tdm_optimiser_piece_count(options->optimiser),
@@ -246,6 +248,12 @@ static tdm_status params_make_memory(tdm_params *store, const tdm_params_options
     if (options->optimiser)
         status = error_keep_first(status, params_make_undo_log(store, options, &why), &why, err);
     status = error_keep_first(status, params_make_blocks(store, options, &why), &why, err);
+    if (options->optimiser)
+        status = error_keep_first(status,
+                                  tdm__replicas_create(store, options->replica_count,
+                                                       options->replica_arrays, &store->replicas,
+                                                       &why),
+                                  &why, err);
     if (store->node_size == 1) return status;
 
     /* The board is of this world, so it does not survive it. */
@@ -310,6 +318,7 @@ void tdm_params_destroy(tdm_params *store)
         tdm__undo_gather_end(store->undo_log);
         tdm__undo_log_release(store->undo_log);
     }
+    tdm__replicas_destroy(store, store->replicas);
     for (int i = 0; i < TDM__MAX_BLOCKS; i++) {
         if (!store->blocks[i].in_file) tdm__region_release(&store->memory, store->blocks[i].data);
         tdm_pages_unmap(&store->blocks[i].pages);
@@ -331,11 +340,15 @@ void tdm_params_destroy(tdm_params *store)
 
 float *tdm_params_block(const tdm_params *store, int block)
 {
-    return block < 0 || block >= TDM__MAX_BLOCKS ? NULL : store->blocks[block].data;
+    int64_t replica;
+    if (block >= TDM_BLOCK_REPLICA) return tdm__replica_block(store->replicas, block, &replica);
+    return block < 0 ? NULL : store->blocks[block].data;
 }
 
 bool tdm_params_is_whole(const tdm_params *store, int block)
 {
+    if (block >= TDM_BLOCK_REPLICA)
+        return store->layout->node_count == 1 && tdm_params_block(store, block);
     return block >= 0 && block < TDM__MAX_BLOCKS && store->blocks[block].data &&
            store->blocks[block].whole;
 }
@@ -375,6 +388,11 @@ const tdm__layout *tdm__params_layout(const tdm_params *store)
 const tdm__node_memory *tdm__params_memory(const tdm_params *store)
 {
     return &store->memory;
+}
+
+tdm__replicas *tdm__params_replicas(const tdm_params *store)
+{
+    return store->replicas;
 }
 
 tdm__undo_log *tdm__params_undo_log(const tdm_params *store)

@@ -10,6 +10,7 @@
 const tdm__layout *tdm__params_layout(const tdm_params *store);
 /* The regions of the store, for those of the team. */
 const struct tdm__node_memory *tdm__params_memory(const tdm_params *store);
+struct tdm__replicas *tdm__params_replicas(const tdm_params *store); /* NULL: none */
 struct tdm__undo_log *tdm__params_undo_log(
     const tdm_params *store); /* NULL: without an optimiser */
 

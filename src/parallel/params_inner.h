@@ -47,11 +47,12 @@ struct tdm_params {
     uint64_t arrived;           /* the last version known to be complete */
     tdm_request **pending;      /* by bucket; on a leader */
     size_t pending_count;
-    tdm__cells coming;       /* offload: current and next cells of the update */
-    size_t *leader_cuts;     /* by bucket: node_count + 1 */
-    size_t *cuts;            /* for a blocking call: size + 1 */
-    size_t *clipped;         /* likewise, for a part of a bucket */
-    tdm__undo_log *undo_log; /* NULL: without an optimiser */
+    tdm__cells coming;              /* offload: current and next cells of the update */
+    size_t *leader_cuts;            /* by bucket: node_count + 1 */
+    size_t *cuts;                   /* for a blocking call: size + 1 */
+    size_t *clipped;                /* likewise, for a part of a bucket */
+    tdm__undo_log *undo_log;        /* NULL: without an optimiser */
+    struct tdm__replicas *replicas; /* NULL: none */
     tdm_optimiser *optimiser;
     const tdm_graph *graph;
 };
@@ -66,5 +67,8 @@ bool tdm__params_is_pending(tdm_params *store);
 /* For blocks in files: these elements are needed soon, or not for a while. No effect on other blocks. */
 void tdm__block_fetch(const tdm__block *block, tdm_extent what);
 void tdm__block_let_go(const tdm__block *block, tdm_extent what);
+
+/* Sets numbers to zero. Untouched memory stays untouched. (recover.c) */
+void tdm__numbers_clear(float *numbers, size_t count);
 
 #endif

@@ -10,6 +10,7 @@
  * is rejected by all ranks, before anything is sent.
  */
 #include "parallel/params_inner.h"
+#include "parallel/replicas.h"
 
 #include <math.h>
 #include <string.h>
@@ -81,10 +82,46 @@ static tdm_status block_gather(tdm_params *store, const tdm__block *block, size_
     return TDM_OK;
 }
 
+/* ---- arrays of replicas ---------------------------------------------------------------------- */
+
+/* Copies a range between rank 0 and the home of the replica. `in` NULL: to rank 0's `out`. */
+static tdm_status replica_move(tdm_params *store, int block, tdm_extent range, const float *in,
+                               float *out, bool writes, tdm_error *err)
+{
+    const tdm__layout *layout = store->layout;
+    int64_t replica = 0;
+    float *array = tdm__replica_block(store->replicas, block, &replica);
+    if (!array)
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "the parameter store has no block %d", block);
+    if (range.first > layout->elements || range.count > layout->elements - range.first)
+        return tdm_fail(err, TDM_ERR_RANGE,
+                        "elements %zu + %zu are outside of the block of %zu elements", range.first,
+                        range.count, layout->elements);
+    array += range.first;
+    if (layout->node_count == 1) {
+        if (out && !writes) memcpy(out, array, range.count * sizeof(float));
+        if (in && writes) memcpy(array, in, range.count * sizeof(float));
+        return TDM_OK;
+    }
+    int home = tdm__replica_home(store, replica);
+    for (int i = 0; i <= layout->size; i++) store->clipped[i] = i <= home ? 0 : range.count;
+    tdm_call call = {.kind = writes ? TDM_CALL_SCATTER : TDM_CALL_GATHER,
+                     .dtype = TDM_DTYPE_F32,
+                     .count = range.count,
+                     .in = writes ? in : array,
+                     .out = writes ? array : out,
+                     .cuts = store->clipped};
+    return tdm_call_run(layout->world, &call, err);
+}
+
+/* ---- blocks ---------------------------------------------------------------------------------- */
+
 tdm_status tdm_params_read(tdm_params *store, int block, size_t first, size_t count, float *out,
                            tdm_error *err)
 {
     const tdm__block *b = NULL;
+    if (block >= TDM_BLOCK_REPLICA)
+        return replica_move(store, block, (tdm_extent){first, count}, NULL, out, false, err);
     TDM_TRY(block_find(store, block, first, count, &b, err));
     if (!b->whole) return block_gather(store, b, first, count, out, err);
     if (!out || count == 0) return TDM_OK;
@@ -136,11 +173,13 @@ tdm_status tdm_params_write(tdm_params *store, int block, size_t first, size_t c
                             const float *in, tdm_error *err)
 {
     const tdm__block *b = NULL;
-    TDM_TRY(block_find(store, block, first, count, &b, err));
+    if (block < TDM_BLOCK_REPLICA) TDM_TRY(block_find(store, block, first, count, &b, err));
     if (count == 0) return TDM_OK;
     TDM_TRY(tdm__undo_write_begin(store->undo_log, err));
-    tdm_status status = b->whole ? block_write_whole(store, b, first, count, in, err)
-                                 : block_scatter(store, b, first, count, in, err);
+    tdm_status status = !b ? replica_move(store, block, (tdm_extent){first, count}, in, NULL, true,
+                                          err)
+                        : b->whole ? block_write_whole(store, b, first, count, in, err)
+                                   : block_scatter(store, b, first, count, in, err);
     tdm__undo_write_end(store->undo_log);
     return status;
 }
@@ -163,22 +202,41 @@ static size_t block_first_nonfinite(const tdm__block *block, tdm_extent where)
     return SIZE_MAX;
 }
 
-tdm_status tdm_params_find_bad(tdm_params *store, int block, size_t *out, tdm_error *err)
+/* The lowest index that any rank found. */
+static tdm_status element_agree(const tdm__layout *layout, size_t found, size_t *out,
+                                tdm_error *err)
 {
-    const tdm__layout *layout = store->layout;
-    const tdm__block *b = NULL;
-    TDM_TRY(block_find(store, block, 0, 0, &b, err));
-    size_t found = SIZE_MAX;
-    for (size_t i = 0; i < layout->bucket_count && found == SIZE_MAX; i++) {
-        tdm__cells share = tdm__layout_share(layout, tdm__layout_bucket(layout, i), layout->place);
-        found = block_first_nonfinite(b, tdm__cells_extent(layout, share));
-    }
-    if (found == SIZE_MAX)
-        found = block_first_nonfinite(b, range_behind(store, 0, layout->elements));
     int64_t min = found > INT64_MAX ? INT64_MAX : (int64_t)found;
     if (layout->world)
         TDM_TRY(
             tdm_group_all_reduce(layout->world, &min, &min, 1, TDM_DTYPE_I64, TDM_REDUCE_MIN, err));
     *out = min == INT64_MAX ? SIZE_MAX : (size_t)min;
     return TDM_OK;
+}
+
+static tdm_status replica_find_bad(const tdm_params *store, int block, size_t *out, tdm_error *err)
+{
+    int64_t replica = 0;
+    size_t found = SIZE_MAX;
+    const float *array = tdm__replica_block(store->replicas, block, &replica);
+    bool mine = array && tdm__replica_home(store, replica) == store->layout->place;
+    for (size_t i = 0; mine && i < store->layout->elements && found == SIZE_MAX; i++)
+        if (!isfinite(array[i])) found = i;
+    return element_agree(store->layout, found, out, err);
+}
+
+tdm_status tdm_params_find_bad(tdm_params *store, int block, size_t *out, tdm_error *err)
+{
+    const tdm__layout *layout = store->layout;
+    const tdm__block *b = NULL;
+    size_t found = SIZE_MAX;
+    if (block >= TDM_BLOCK_REPLICA) return replica_find_bad(store, block, out, err);
+    TDM_TRY(block_find(store, block, 0, 0, &b, err));
+    for (size_t i = 0; i < layout->bucket_count && found == SIZE_MAX; i++) {
+        tdm__cells share = tdm__layout_share(layout, tdm__layout_bucket(layout, i), layout->place);
+        found = block_first_nonfinite(b, tdm__cells_extent(layout, share));
+    }
+    if (found == SIZE_MAX)
+        found = block_first_nonfinite(b, range_behind(store, 0, layout->elements));
+    return element_agree(layout, found, out, err);
 }

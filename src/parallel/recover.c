@@ -260,6 +260,7 @@ static tdm_status state_invalidate(const tdm_params *store, tdm_error *err)
         undo_header->slots[i].snapshots[0].order = undo_header->slots[i].snapshots[1].order = 0;
     }
     tdm__undo_barrier();
+    tdm__replicas_invalidate(store->replicas);
     return TDM_OK;
 }
 
@@ -397,8 +398,7 @@ tdm_status tdm_params_recover(tdm_params *store, int64_t lane_count, uint32_t li
 
 /* ---- setting the state ----------------------------------------------------------------------- */
 
-/* Clears a block, because a new start expects zeros. Untouched memory stays untouched. */
-static void block_clear(float *numbers, size_t count)
+void tdm__numbers_clear(float *numbers, size_t count)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)numbers;
     uintptr_t end = begin + count * sizeof(float);
@@ -414,7 +414,9 @@ static tdm_status params_unset(const tdm_params *store, tdm_error *err)
     tdm__undo_log *undo_log = store->undo_log;
     TDM_TRY(state_invalidate(store, err));
     for (int b = TDM_BLOCK_STATE; b < TDM__MAX_BLOCKS; b++)
-        if (store->blocks[b].data) block_clear(store->blocks[b].data, store->layout->elements);
+        if (store->blocks[b].data) /* a new start expects zeros */
+            tdm__numbers_clear(store->blocks[b].data, store->layout->elements);
+    tdm__replicas_clear(store->replicas);
     tdm__undo_test_point(undo_log, "unset", 0, 0);
     tdm__undo_write_end(undo_log);
     return TDM_OK;
@@ -423,6 +425,7 @@ static tdm_status params_unset(const tdm_params *store, tdm_error *err)
 tdm_status tdm_params_unset(tdm_params *store, tdm_error *err)
 {
     if (!store->memory.outlives) return TDM_OK;
+    tdm__replicas_attach(store->replicas, 0);
     return tdm_comm_agree(store->layout->comm, store->leads ? params_unset(store, err) : TDM_OK,
                           NULL, err);
 }
@@ -431,6 +434,7 @@ static tdm_status params_set(tdm_params *store, uint64_t step, tdm_error *err)
 {
     TDM_TRY(tdm__undo_write_begin(store->undo_log, err));
     tdm__recover_mark_all(store, step);
+    tdm__replicas_mark(store, step + 1);
     atomic_store(&store->undo_log->undo_header->last_update, step);
     atomic_store(&store->undo_log->undo_header->state, step + 1);
     atomic_store(&store->undo_log->undo_header->lineage, store->undo_log->epoch);

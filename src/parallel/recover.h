@@ -4,6 +4,7 @@
 
 #include "parallel/internal.h"
 #include "parallel/params_inner.h"
+#include "parallel/replicas.h"
 #include "tensor/kernel.h"
 
 #include <stdio.h>

@@ -240,12 +240,15 @@ tdm_status tdm__recover_reshard(tdm_params *store, const tdm__standing *all, con
     if (status == TDM_OK && store->leads) {
         bool good = false;
         status = resharder_lead(&c, here, &good, err);
+        if (status == TDM_OK && good)
+            status = tdm__replicas_recover(store, c.mark, here, &good, err);
         ok = good;
     }
     resharder_release(&c);
     TDM_TRY(tdm_comm_agree(store->layout->comm, status, NULL, err));
     if (l->world) TDM_TRY(tdm_group_broadcast(l->world, &ok, 1, TDM_DTYPE_U8, 0, err));
     *found = ok != 0;
+    tdm__replicas_attach(store->replicas, ok ? c.mark : 0);
     return TDM_OK;
 }
 

@@ -11,7 +11,7 @@
  * is one part.
  *
  * The additions of a lane are known before it runs: they depend on the lanes only. So the list of additions
- * is made first (lane_plan_adds), and executed for each range of the gradient as soon as that is complete.
+ * is made first (tdm__lane_plan_adds), and executed for each range of the gradient as soon as that is complete.
  */
 #include "base/base.h"
 #include "comm/comm.h"
@@ -88,11 +88,12 @@ static int64_t node_first_lane(const tdm_team *team, int64_t node)
 
 /* Called when a node is complete. While it is a right child whose sibling also belongs to this rank, the two are
  * combined; if only one of them has rows, that one is used. */
-static void node_complete(tdm_team *team, tdm__lane_run *r, int64_t node)
+void tdm__node_complete(tdm_team *team, tdm__lane_run *r, int64_t node)
 {
     float **held = team->tree.held;
     int64_t mine = team->first[team->place];
-    while (node > 1 && node % 2 == 1 && node_first_lane(team, node - 1) >= mine) {
+    while (node >= 2 * team->lowest_node && node % 2 == 1 &&
+           node_first_lane(team, node - 1) >= mine) {
         float *left = held[node - 1], *right = held[node];
         if (left && right) {
             assert(r->add_count < (int)(sizeof(r->adds) / sizeof(r->adds[0])));
@@ -122,27 +123,27 @@ static bool lane_is_complete(const tdm_team *team, int64_t lane)
 
 /* Lists the additions of lane r->lane, which is about to fill r->grads. Changes the tree as if they had
  * been done; the numbers follow. Lanes without rows that come next are handled at once. */
-static void lane_plan_adds(tdm_team *team, tdm__lane_run *r, bool last)
+void tdm__lane_plan_adds(tdm_team *team, tdm__lane_run *r, bool last)
 {
     int64_t lane = r->lane, end = team->first[team->place + 1];
     r->add_count = 0;
     r->sum = r->grads;
     team->tree.held[team->tree.lane_count + lane] = r->grads;
-    node_complete(team, r, team->tree.lane_count + lane);
+    tdm__node_complete(team, r, team->tree.lane_count + lane);
     while (lane + 1 < end && team->absent[lane + 1])
-        node_complete(team, r, team->tree.lane_count + ++lane);
-    r->is_final = last || lane_is_complete(team, lane);
+        tdm__node_complete(team, r, team->tree.lane_count + ++lane);
+    r->is_final = team->lowest_node == 1 && (last || lane_is_complete(team, lane));
 }
 
 /* Frees the right operands of a lane's additions after these were done. */
-static void lane_free_buffers(tdm_team *team, const tdm__lane_run *r)
+void tdm__lane_free_buffers(tdm_team *team, const tdm__lane_run *r)
 {
     const float *last = team->buckets ? tdm__buckets_last_grads(team) : NULL;
     for (int i = 0; i < r->add_count; i++)
         if (r->adds[i].right != last) team->free_grads[team->free_count++] = r->adds[i].right;
 }
 
-static void lane_add_all(tdm_team *team, const tdm__lane_run *r)
+void tdm__lane_add_all(tdm_team *team, const tdm__lane_run *r)
 {
     bool in_safe_range = true;
     for (int i = 0; i < r->add_count; i++)
@@ -158,7 +159,7 @@ static void lane_add_all(tdm_team *team, const tdm__lane_run *r)
 static tdm_step_key lane_key(const tdm_team *team, tdm_slice rows)
 {
     return (tdm_step_key){
-        .seed = team->options.seed, .step = team->in.step, .first_row = (uint64_t)rows.first};
+        .seed = team->options.seed, .step = team->key_step, .first_row = (uint64_t)rows.first};
 }
 
 void tdm__team_set_up(tdm_team *team, int index, int64_t lane, float *grads)
@@ -175,6 +176,8 @@ void tdm__team_set_up(tdm_team *team, int index, int64_t lane, float *grads)
                          .grads = grads,
                          .key = lane_key(team, rows)};
     tdm_plan_bind(plan, TDM_SPACE_GRADS, grads);
+    team->lanes_done++;
+    team->rows_done += (uint64_t)rows.count;
     team->options.fill(team->options.user, rows.first, rows.count,
                        tdm_plan_input(plan, TDM_MODEL_INPUT).data,
                        tdm_plan_input(plan, TDM_MODEL_CLASSES).data);
@@ -283,19 +286,21 @@ int tdm__team_graph_of_batch(const tdm_team *team)
 /* Runs run[0 .. count) from beginning to end. `last`: this rank has no lanes after them. A rank
  * without rows executes a pass as well, in which it computes nothing but takes part in all collective
  * operations of the plan. */
-static tdm_status lanes_pass(tdm_team *team, int count, bool last, tdm_error *err)
+tdm_status tdm__lanes_pass(tdm_team *team, int count, bool last, tdm_error *err)
 {
     int graph = count > 0 ? team->run[0].graph : tdm__team_graph_of_batch(team);
     size_t step_count = tdm_plan_step_count(team->plans[graph]), at = 0, sums = 0;
+    bool by_bucket = team->buckets &&
+                     !team->replicas; /* replicas are complete before they are sent */
     TDM_TRY(tdm_prefetch_begin(team->prefetch, graph, err));
-    if (team->buckets) tdm__buckets_begin(team);
+    if (by_bucket) tdm__buckets_begin(team);
 
     while (at < step_count) {
         size_t end = step_count;
         double begin = tdm_clock_s();
         TDM_TRY(tdm_prefetch_reach(team->prefetch, at, &end, err));
         if (end > step_count) end = step_count;
-        if (team->buckets) {
+        if (by_bucket) {
             size_t next = tdm__buckets_next(team, graph, at);
             if (next < end) end = next;
         }
@@ -305,11 +310,11 @@ static tdm_status lanes_pass(tdm_team *team, int count, bool last, tdm_error *er
         }
         bool meets = tdm__meeting_is_before(&team->meeting, graph, sums, end);
         if (meets) end = team->meeting.steps[graph][sums] + 1;
-        if (team->buckets && last) TDM_TRY(tdm__buckets_before(team, graph, end, err));
+        if (by_bucket && last) TDM_TRY(tdm__buckets_before(team, graph, end, err));
         team->wait_seconds += tdm_clock_s() - begin;
         lanes_run_part(team, count, at, end);
         if (meets) TDM_TRY(tdm__team_meet_at_sum(team, count, sums++, err));
-        if (team->buckets) TDM_TRY(tdm__buckets_after(team, graph, count, end, last, err));
+        if (by_bucket) TDM_TRY(tdm__buckets_after(team, graph, count, end, last, err));
         at = end;
     }
 
@@ -320,16 +325,16 @@ static tdm_status lanes_pass(tdm_team *team, int count, bool last, tdm_error *er
         team->has_loss[node] = true;
         double begin = tdm_clock_s();
         if (team->visit) team->visit(team->visitor, r->lane, r->rows, team->losses[node], r->grads);
-        if (!team->buckets) lane_add_all(team, r);
+        if (!by_bucket) tdm__lane_add_all(team, r);
         team->lane_seconds += tdm_clock_s() - begin;
-        lane_free_buffers(team, r);
+        tdm__lane_free_buffers(team, r);
     }
     return TDM_OK;
 }
 
 /* ---- all lanes of a step ------------------------------------------------------------------------ */
 
-static float *team_take_buffer(tdm_team *team, bool last)
+float *tdm__team_take_buffer(tdm_team *team, bool last)
 {
     float *special = team->buckets && last ? tdm__buckets_last_grads(team) : NULL;
     if (special) return special;
@@ -348,12 +353,12 @@ static int64_t team_last_lane(const tdm_team *team, int64_t first, int64_t end)
 static tdm_status lanes_run_in_turn(tdm_team *team, int64_t first, int64_t end, tdm_error *err)
 {
     int64_t last = team_last_lane(team, first, end);
-    if (last < 0) return lanes_pass(team, 0, true, err);
+    if (last < 0) return tdm__lanes_pass(team, 0, true, err);
     for (int64_t lane = first; lane <= last; lane++) {
         if (team->absent[lane]) continue;
-        tdm__team_set_up(team, 0, lane, team_take_buffer(team, lane == last));
-        lane_plan_adds(team, &team->run[0], lane == last);
-        TDM_TRY(lanes_pass(team, 1, lane == last, err));
+        tdm__team_set_up(team, 0, lane, tdm__team_take_buffer(team, lane == last));
+        tdm__lane_plan_adds(team, &team->run[0], lane == last);
+        TDM_TRY(tdm__lanes_pass(team, 1, lane == last, err));
     }
     return TDM_OK;
 }
@@ -364,10 +369,10 @@ static tdm_status lanes_run_concurrently(tdm_team *team, int64_t first, int64_t 
     int count = 0;
     for (int64_t lane = first; lane <= last; lane++) {
         if (team->absent[lane]) continue;
-        tdm__team_set_up(team, count, lane, team_take_buffer(team, lane == last));
-        lane_plan_adds(team, &team->run[count++], lane == last);
+        tdm__team_set_up(team, count, lane, tdm__team_take_buffer(team, lane == last));
+        tdm__lane_plan_adds(team, &team->run[count++], lane == last);
     }
-    return lanes_pass(team, count, true, err);
+    return tdm__lanes_pass(team, count, true, err);
 }
 
 /* The number of passes of a rank in this step, at least one. */
@@ -423,10 +428,14 @@ tdm_status tdm__team_run_lanes(tdm_team *team, tdm_error *err)
         team->free_grads[team->free_count++] = team->grads + (size_t)i * team->block_extent;
     atomic_store(&team->overflow_risk, false);
     team->lane_seconds = 0;
+    team->lanes_done = team->rows_done = 0;
+    team->key_step = team->in.step;
+    team->lowest_node = 1;
     TDM_TRY(team_align_passes(team, err));
     double begin = tdm_clock_s();
-    TDM_TRY(team->side_by_side ? lanes_run_concurrently(team, first, end, err)
-                               : lanes_run_in_turn(team, first, end, err));
+    TDM_TRY(team->replicas       ? tdm__replicas_execute(team, first, end, err)
+            : team->side_by_side ? lanes_run_concurrently(team, first, end, err)
+                                 : lanes_run_in_turn(team, first, end, err));
     tdm__team_mark(team, "lanes", begin);
     team_collect_parts(team);
     return team->buckets ? tdm__buckets_finish_lanes(team, err) : TDM_OK;

@@ -16,6 +16,7 @@
 #include "nn/nn.h"
 #include "os/os.h"
 #include "parallel/internal.h"
+#include "parallel/replicas.h"
 #include "tensor/kernel.h"
 
 #include <tandem/trace.h>
@@ -38,11 +39,8 @@ static tdm_status step_exchange(tdm_team *team, tdm_error *err)
                              .request = team->in.request,
                              .tally = team->in.tally ? *team->in.tally : 0,
                              .in_safe_range = !atomic_load(&team->overflow_risk)};
-    int64_t first = team->first[team->place], end = team->first[team->place + 1];
-    for (int64_t l = first; l < end; l++) {
-        mine.lanes += !team->absent[l];
-        mine.rows += (uint64_t)tdm_lane_slice(team->in.batch, team->options.lane_count, l).count;
-    }
+    mine.lanes = team->lanes_done;
+    mine.rows = team->rows_done;
     team->update_seconds = team->wait_seconds = 0;
     return team->buckets ? tdm__buckets_meet(team, &mine, err) : tdm__common_meet(team, &mine, err);
 }
@@ -117,6 +115,7 @@ static tdm_status step_finish(tdm_team *team, tdm_step_result *out, tdm_error *e
                                     team->job->parallel.overlap, err));
     team->wait_seconds += tdm_clock_s() - begin;
 
+    if (out->finite) tdm__replicas_commit(team);
     TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
     tdm__undo_step_finish(team->undo_log, team->in.step, out->finite);
     tdm__undo_write_end(team->undo_log);
@@ -452,7 +451,10 @@ static tdm_status team_place_lanes(tdm_team *team, tdm_error *err)
         !team->balance)
         return tdm_fail_oom(err, "for the team");
     TDM_TRY(team_find_weights(team, err));
+    const tdm__replicas *replicas = tdm__params_replicas(team->options.store);
     tdm_place_lanes(team->options.lane_count, team->size, team->weights, team->first);
+    for (size_t i = 0; replicas && i <= size; i++)
+        team->first[i] = replicas->first[i] * (team->options.lane_count / replicas->count);
     memcpy(team->next_first, team->first, (size + 1) * sizeof(*team->first));
     for (int i = 0; i < team->size; i++) {
         tdm_team_rank *r = &team->ranks[team->layout->rank_of_place[i]];
@@ -497,6 +499,7 @@ static tdm_status team_prepare(tdm_team *team, tdm_error *err)
     TDM_TRY(team_prepare_lanes(team, err));
     TDM_TRY(tdm_prefetch_create(team->options.store, TDM_BLOCK_PARAMS, team->plans,
                                 team->max_run * team->graph_count, &team->prefetch, err));
+    TDM_TRY(tdm__replica_run_create(team, err));
     TDM_TRY(team_needs_messages(team) ? tdm__buckets_create(team, err)
                                       : tdm__common_create(team, err));
     return tdm__update_create(team, err);
@@ -515,6 +518,7 @@ tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_
     team->place = team->layout->place;
     team->thread_count = tdm_model_threads(&options->model);
     team->bad_element = SIZE_MAX;
+    team->lowest_node = 1;
     atomic_init(&team->overflow_risk, false);
     if (options->plan_cache) plan_cache_take(team, options->plan_cache);
     tdm_status status = team_prepare(team, err);
@@ -551,6 +555,7 @@ void tdm_team_destroy(tdm_team *team)
     if (!team) return;
     tdm__buckets_destroy(team);
     tdm__common_destroy(team);
+    tdm__replica_run_destroy(team);
     tdm_prefetch_destroy(team->prefetch);
     if (team->group) tdm_group_destroy(team->group);
     team_release_lanes(team);

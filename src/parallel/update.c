@@ -148,7 +148,7 @@ void tdm__apply_piece(tdm__undo_log *undo_log, tdm_optimiser *optimiser, size_t 
 void tdm__follow(tdm__undo_log *undo_log, float *value, const float *observed,
                  const tdm_param_info *p, size_t index, size_t begin, size_t count, uint64_t step)
 {
-    float momentum = (float)p->momentum;
+    float momentum = undo_log->takes_statistics ? 1.0f : (float)p->momentum;
     tdm__undo_record_begin(undo_log, tdm_kernel_thread(), TDM__UNDO_STATISTIC, index, begin, count,
                            NULL);
     for (size_t k = 0; observed && k < count; k++)

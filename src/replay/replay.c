@@ -11,6 +11,7 @@
 #include "base/base.h"
 #include "data/data.h"
 #include "eval/eval.h"
+#include "job/job.h"
 #include "nn/nn.h"
 
 #include <math.h>
@@ -62,6 +63,11 @@ static tdm_status check_step(const replayer *r, tdm_error *err)
 
 static tdm_status replay_make_team(replayer *r, tdm_error *err)
 {
+    if (tdm_job_is_local(&r->job))
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+                        "%s: its job has sync.kind local, and steps of a single replica cannot be "
+                        "replayed",
+                        r->options->run);
     const tdm__train_schedule *c = &r->schedule;
     int64_t lanes = tdm_lanes_of(&r->job);
     tdm_team_options options = {.model = c->model,
@@ -135,15 +141,6 @@ static tdm_status replay_find_start(replayer *r, tdm_error *err)
     return tdm__state_begin(&r->state, &r->job, r->schedule.data.train, err);
 }
 
-static tdm_position position_of(const tdm__train_schedule *schedule, uint64_t step)
-{
-    tdm_position at = {.step = step, .seed = (uint64_t)schedule->job->seed};
-    at.epoch = step / schedule->epoch_steps;
-    at.position = step % schedule->epoch_steps * (uint64_t)schedule->full_batch;
-    at.samples = at.epoch * (uint64_t)schedule->epoch_rows + at.position;
-    return at;
-}
-
 static tdm_status replay_prepare(replayer *r, tdm_error *err)
 {
     const tdm_replay_options *o = r->options;
@@ -157,7 +154,7 @@ static tdm_status replay_prepare(replayer *r, tdm_error *err)
     TDM_TRY(
         tdm__memory_check(&r->job, &r->schedule.data, NULL, r->schedule.model.threads, true, err));
     TDM_TRY(tdm__state_init(&r->schedule.model, TDM__STATE_FOR_TRAINING, NULL, &r->state, err));
-    tdm_position at = position_of(&r->schedule, o->step - 1);
+    tdm_position at = tdm__train_schedule_position(&r->schedule, o->step - 1);
     TDM_TRY(tdm__dumps_init(o, &r->schedule, &r->state, &at, r->result->arena, &r->dumps, err));
     TDM_TRY(replay_make_team(r, err));
     r->position.seed = (uint64_t)r->job.seed;
@@ -183,14 +180,19 @@ static void replay_report(replayer *r, tdm_train_event event, double begin_s)
     s->lane_count = tdm_lanes_of(&r->job);
     s->left_s = done > 0 ? elapsed / (double)done * (double)(s->step_count - s->step) : 0;
     if (elapsed > 0)
-        s->samples_per_s = (double)(s->samples - position_of(&r->schedule, from).samples) / elapsed;
+        s->samples_per_s = (double)(s->samples -
+                                    tdm__train_schedule_position(&r->schedule, from).samples) /
+                           elapsed;
     if (r->options->on_event) r->options->on_event(s, r->options->user);
 }
 
 /* Applies an evaluation to the learning rate. */
 static tdm_status replay_evaluate(replayer *r, tdm_error *err)
 {
-    if (!r->predictor || !tdm__train_schedule_eval_due(&r->schedule, &r->position)) return TDM_OK;
+    tdm_position before = tdm__train_schedule_position(&r->schedule, r->position.step - 1);
+    bool is_due = tdm__train_schedule_is_due(r->job.eval.every_steps, r->job.eval.every_epochs,
+                                             &before, &r->position);
+    if (!r->predictor || !is_due) return TDM_OK;
     TDM_TRY(tdm__state_measure(&r->state, &r->job, err));
     tdm_metrics test = tdm_evaluate(r->predictor, r->schedule.data.test, NULL);
     bool accuracy = r->job.schedule.metric == TDM_JOB_METRIC_TEST_ACCURACY;

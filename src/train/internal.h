@@ -70,6 +70,7 @@ typedef struct tdm__skips {
 #define TDM__PLATEAU_NAME "schedule.plateau"
 #define TDM__EARLY_STOP_NAME "train.early_stop"
 #define TDM__SKIPS_NAME "train.bad_numbers"
+#define TDM__ROUNDS_NAME "sync.rounds"
 
 enum { TDM__BLOCK_NONE = -1 }; /* a small tensor that every rank has */
 
@@ -85,7 +86,10 @@ typedef struct tdm__state {
     tdm_arena *arena;
     tdm_graph *graph;         /* of one row, for names and layout only */
     tdm_optimiser *optimiser; /* NULL: inference */
-    tdm_comm *comm;           /* NULL: a single process */
+    tdm_optimiser *inner;  /* sync.kind local: that of the replicas; `optimiser` is the outer one */
+    int64_t replica_count; /* 0: none */
+    int replica_arrays;    /* of each replica */
+    tdm_comm *comm;        /* NULL: a single process */
     tdm_params *store;
     float *params; /* block of the store; only valid to read completely if it is not sharded */
     bool has_ema;
@@ -94,6 +98,7 @@ typedef struct tdm__state {
     tdm_plateau plateau;
     tdm_plateau early_stop;
     tdm__skips skips;
+    double rounds;          /* sync.kind local: the number of averages so far */
     tdm__state_item *items; /* sorted by name */
     tdm_named_tensor *tensors;
     size_t tensor_count;
@@ -115,6 +120,8 @@ typedef struct tdm__home {
     uint32_t epoch;
 } tdm__home;
 
+/* The number of blocks of the parameter store, including those that do not exist. */
+int tdm__state_blocks(const tdm__state *state);
 /* All tensors are initially zero. `out` must not move: its tensors point into it. `comm` NULL: a single
  * process. With a comm, this and every fallible function below is collective; if rank 0 fails, all ranks get
  * its error. */
@@ -182,10 +189,15 @@ int64_t tdm__train_schedule_batch(const tdm__train_schedule *schedule, const tdm
 int64_t tdm__train_schedule_sample(const tdm__train_schedule *schedule, const tdm_position *at,
                                    int64_t row);
 void tdm__train_schedule_advance(const tdm__train_schedule *schedule, tdm_position *at);
-/* Whether something done every `every` times (0: never) is due after `count`. */
-bool tdm__is_due(int64_t every, uint64_t count);
-/* Whether an evaluation that affects the schedule is due at this position. */
-bool tdm__train_schedule_eval_due(const tdm__train_schedule *schedule, const tdm_position *at);
+/* The position after `step` steps. */
+tdm_position tdm__train_schedule_position(const tdm__train_schedule *schedule, uint64_t step);
+/* The number of steps that are executed together from `step` on, with the learning rate `lr`: one, or with sync.kind
+ * local the steps until the next average. */
+uint64_t tdm__train_schedule_round(const tdm__train_schedule *schedule, uint64_t step, double lr);
+/* Whether something done every `every_steps` steps and `every_epochs` epochs (0: never) is due: whether a multiple of
+ * them is after `before` and not after `now`. */
+bool tdm__train_schedule_is_due(int64_t every_steps, int64_t every_epochs,
+                                const tdm_position *before, const tdm_position *now);
 /* Checks that a position can occur in this job: the numbers of steps, epochs and samples agree. Else
  * TDM_ERR_FORMAT for `path`. */
 tdm_status tdm__train_schedule_check_position(const tdm__train_schedule *schedule,

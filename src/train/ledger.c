@@ -44,10 +44,13 @@ uint64_t tdm__ledger_mix(uint64_t epoch, uint64_t index)
 
 static int line_text(const tdm__ledger_line *line, char out[LINE_BYTES])
 {
+    char steps[48] = "";
+    if (line->steps > 1)
+        snprintf(steps, sizeof(steps), "\"steps\":%llu,", (unsigned long long)line->steps);
     return snprintf(out, LINE_BYTES,
-                    "{\"step\":%llu,\"epoch\":%llu,\"position\":%llu,\"count\":%llu,"
+                    "{\"step\":%llu,%s\"epoch\":%llu,\"position\":%llu,\"count\":%llu,"
                     "\"digest\":\"%016llx\"}\n",
-                    (unsigned long long)line->step, (unsigned long long)line->epoch,
+                    (unsigned long long)line->step, steps, (unsigned long long)line->epoch,
                     (unsigned long long)line->position, (unsigned long long)line->count,
                     (unsigned long long)line->digest);
 }
@@ -71,7 +74,11 @@ bool tdm__ledger_read(const char *text, size_t length, tdm_arena *arena, tdm__le
     const tdm_json *object;
     tdm__ledger_line line;
     if (tdm_json_parse(text, length, arena, &object, NULL) != TDM_OK) return false;
+    const tdm_json *steps = tdm_json_get(object, "steps");
+    line.steps = 1;
+    if (steps && (!tdm_json_as_u64(steps, &line.steps) || line.steps < 1)) return false;
     bool whole = tdm_json_as_u64(tdm_json_get(object, "step"), &line.step) && line.step > 0 &&
+                 line.steps <= line.step &&
                  tdm_json_as_u64(tdm_json_get(object, "epoch"), &line.epoch) &&
                  tdm_json_as_u64(tdm_json_get(object, "position"), &line.position) &&
                  tdm_json_as_u64(tdm_json_get(object, "count"), &line.count) &&

@@ -1,7 +1,7 @@
 /*
  * ledger.h: a run's ledger: the samples that each committed step trained.
  *
- * RUN/ledger.jsonl has one line per step: its number (from 1), the data epoch and the position in it, the
+ * RUN/ledger.jsonl has one line per step, or per round of steps with sync.kind local: its number (from 1), the data epoch and the position in it, the
  * number of samples, and a digest of the samples that the lanes actually read: the sum, modulo 2^64, of
  * tdm__ledger_mix over them. Sums are independent of order, so the digest does not depend on the placement of
  * lanes.
@@ -25,11 +25,12 @@
 #define TDM__LEDGER_NAME "ledger.jsonl"
 
 typedef struct tdm__ledger_line {
-    uint64_t step;     /* from 1 */
-    uint64_t epoch;    /* from 0 */
-    uint64_t position; /* in the data epoch, of its first sample */
+    uint64_t step;     /* from 1; of a round, its last one */
+    uint64_t epoch;    /* from 0, like the position that of the first sample */
+    uint64_t position; /* in the data epoch */
     uint64_t count;    /* number of samples */
     uint64_t digest;
+    uint64_t steps; /* number of steps of the round; 1 unless sync.kind is local */
 } tdm__ledger_line;
 
 typedef struct tdm__ledger {

@@ -8,6 +8,7 @@
  * valid ones.
  */
 #include "base/base.h"
+#include "job/job.h"
 #include "train/internal.h"
 #include "train/ledger.h"
 
@@ -26,6 +27,7 @@ typedef struct checker {
     uint64_t seen_epoch;
     uint64_t line; /* from 1 */
     uint64_t expected_step;
+    int64_t max_steps; /* of a line */
     tdm_ledger_report *report;
 } checker;
 
@@ -40,15 +42,6 @@ static void checker_complain(checker *c, const char *fmt, ...)
         va_end(args);
     }
     r->problem_count++;
-}
-
-/* The position of the job before `step`, which counts from 1. */
-static tdm_position position_before(const tdm__train_schedule *schedule, uint64_t step)
-{
-    tdm_position at = {.step = step - 1, .seed = (uint64_t)schedule->job->seed};
-    at.epoch = at.step / schedule->epoch_steps;
-    at.position = at.step % schedule->epoch_steps * (uint64_t)schedule->full_batch;
-    return at;
 }
 
 /* The expected digest of the step; marks its samples as seen. */
@@ -73,12 +66,17 @@ static uint64_t checker_digest(checker *c, const tdm_position *at)
     return digest;
 }
 
-/* Compares a line with the expected step. */
+/* Compares a line with the expected step, or round of steps. */
 static bool checker_check_step(checker *c, const tdm__ledger_line *line)
 {
-    tdm_position at = position_before(&c->schedule, line->step);
-    uint64_t count = (uint64_t)tdm__train_schedule_batch(&c->schedule, &at);
-    uint64_t digest = checker_digest(c, &at);
+    tdm_position at = tdm__train_schedule_position(&c->schedule, line->step - line->steps);
+    tdm_position next = at;
+    uint64_t digest = 0;
+    for (uint64_t i = 0; i < line->steps; i++) {
+        digest += checker_digest(c, &next);
+        tdm__train_schedule_advance(&c->schedule, &next);
+    }
+    uint64_t count = next.samples - at.samples;
     unsigned long long step = line->step;
     if (line->epoch != at.epoch || line->position != at.position) {
         checker_complain(c,
@@ -113,20 +111,27 @@ static void checker_check_line(checker *c, const char *text, size_t length)
         checker_complain(c, "line %llu is not a valid ledger line", (unsigned long long)c->line);
         return;
     }
-    if (r->first_step == 0) r->first_step = c->expected_step = line.step;
-    if (line.step < c->expected_step) {
+    if (line.steps > (uint64_t)c->max_steps) {
+        checker_complain(c, "line %llu has %llu steps, but a round of this job has at most %lld",
+                         (unsigned long long)c->line, (unsigned long long)line.steps,
+                         (long long)c->max_steps);
+        return;
+    }
+    uint64_t first = line.step - line.steps + 1;
+    if (r->first_step == 0) r->first_step = c->expected_step = first;
+    if (first < c->expected_step) {
         checker_complain(c, "step %llu is repeated in line %llu", (unsigned long long)line.step,
                          (unsigned long long)c->line);
         return;
     }
-    if (line.step == c->expected_step + 1)
+    if (first == c->expected_step + 1)
         checker_complain(c, "step %llu is missing", (unsigned long long)c->expected_step);
-    else if (line.step > c->expected_step)
+    else if (first > c->expected_step)
         checker_complain(c, "steps %llu to %llu are missing", (unsigned long long)c->expected_step,
-                         (unsigned long long)line.step - 1);
+                         (unsigned long long)first - 1);
     c->expected_step = line.step + 1;
     r->last_step = line.step;
-    if (checker_check_step(c, &line)) r->step_count++;
+    if (checker_check_step(c, &line)) r->step_count += line.steps;
 }
 
 /* The step of the newest checkpoint, by its name; 0: there is none. */
@@ -192,6 +197,10 @@ static tdm_status checker_run(checker *c, const tdm_job *job, const char *run, t
                         "%s: this run has no ledger; set checkpoint.ledger: true before training",
                         run);
     TDM_TRY(tdm__train_schedule_init(job, &c->schedule, err));
+    c->max_steps = 1;
+    if (tdm_job_is_local(job)) c->max_steps = job->sync.period;
+    if (tdm_job_is_local(job) && job->sync.adapt_lr > 0 && job->sync.max_period > c->max_steps)
+        c->max_steps = job->sync.max_period;
     c->seen_words = (size_t)(c->schedule.sampler.sample_count / 64 + 1);
     c->seen = tdm_arena_array(c->arena, c->seen_words, sizeof(*c->seen));
     if (!c->seen) return tdm_fail_oom(err, "for the ledger");

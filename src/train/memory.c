@@ -43,8 +43,8 @@ int tdm__workers_of(const tdm_job *job, int worker_count)
     tdm_cpu_info cpu;
     tdm_os_cpu_info(&cpu);
     int64_t threads = job->compute.threads > 0 ? job->compute.threads : 1;
-    int64_t workers = cpu.usable_count / threads, lanes = tdm_lanes_of(job);
-    if (workers > lanes) workers = lanes;
+    int64_t workers = cpu.usable_count / threads, limit = tdm_rank_limit_of(job).count;
+    if (workers > limit) workers = limit;
     return workers > 1 ? (int)workers : 1;
 }
 

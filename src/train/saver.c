@@ -50,7 +50,7 @@ struct tdm__saver {
 
 static bool state_is_whole(const tdm__state *state)
 {
-    for (int block = 0; block < TDM_BLOCK_STATE + TDM_OPTIM_MAX_STATES; block++)
+    for (int block = 0; block < tdm__state_blocks(state); block++)
         if (tdm_params_block(state->store, block) && !tdm_params_is_whole(state->store, block))
             return false;
     return true;

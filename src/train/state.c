@@ -6,10 +6,13 @@
  * ranks as the job says. Names in checkpoints: a parameter has its own, a state of it is
  * "optim.STATE.PARAMETER", its average "ema.PARAMETER". Progress of the metrics is stored in small tensors of
  * doubles, "schedule.plateau" and "train.early_stop"; skipped steps are counted in
- * "train.bad_numbers". Every rank has these small tensors, with the same values. (state_io.c initialises,
+ * "train.bad_numbers". With logical replicas (sync.kind: local), the states of the outer optimiser are
+ * "outer.STATE.PARAMETER", those of replica R "replica.R.optim.STATE.PARAMETER", and the averages are counted
+ * in "sync.rounds". Every rank has these small tensors, with the same values. (state_io.c initialises,
  * restores and saves the state.)
  */
 #include "base/base.h"
+#include "job/job.h"
 #include "train/internal.h"
 
 #include <stdio.h>
@@ -30,6 +33,24 @@ static tdm_status state_add_item(tdm__state *s, const char *name, tdm_tensor vie
     return TDM_OK;
 }
 
+/* The tensors of a parameter in the arrays of the replicas. */
+static tdm_status state_add_replicas(tdm__state *s, size_t index, const tdm_tensor *view,
+                                     tdm_error *err)
+{
+    const tdm_param_info *p = tdm_graph_param_at(s->graph, index);
+    for (int64_t r = 0; r < s->replica_count; r++) {
+        int array = 0, block = TDM_BLOCK_REPLICA + (int)r * s->replica_arrays;
+        for (int k = 0; k < TDM_OPTIM_MAX_STATES && s->inner; k++) {
+            if (!tdm_optimiser_uses_state(s->inner, k)) continue;
+            const char *name = tdm_arena_printf(s->arena, "replica.%lld.optim.%s.%s", (long long)r,
+                                                tdm_optimiser_ops(s->inner)->state_names[k],
+                                                p->name);
+            TDM_TRY(state_add_item(s, name, *view, block + array++, index, err));
+        }
+    }
+    return TDM_OK;
+}
+
 static tdm_status state_add_param(tdm__state *s, size_t index, bool has_ema, tdm_error *err)
 {
     const tdm_param_info *p = tdm_graph_param_at(s->graph, index);
@@ -39,9 +60,11 @@ static tdm_status state_add_param(tdm__state *s, size_t index, bool has_ema, tdm
     for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++) {
         if (!tdm_optimiser_uses_state(s->optimiser, k)) continue;
         const char *state = tdm_optimiser_ops(s->optimiser)->state_names[k];
-        const char *name = tdm_arena_printf(s->arena, "optim.%s.%s", state, p->name);
+        const char *name = tdm_arena_printf(s->arena, "%s.%s.%s", s->inner ? "outer" : "optim",
+                                            state, p->name);
         TDM_TRY(state_add_item(s, name, view, TDM_BLOCK_STATE + k, index, err));
     }
+    TDM_TRY(state_add_replicas(s, index, &view, err));
     if (!has_ema) return TDM_OK;
     const char *name = tdm_arena_printf(s->arena, "ema.%s", p->name);
     return state_add_item(s, name, view, TDM_BLOCK_EMA, index, err);
@@ -63,7 +86,8 @@ static int compare_items(const void *a, const void *b)
 static tdm_status state_add_items(tdm__state *s, const tdm_job *job, bool has_ema, tdm_error *err)
 {
     size_t params = tdm_graph_param_count(s->graph);
-    size_t max = params * (2 + TDM_OPTIM_MAX_STATES) + 3;
+    size_t replica_arrays = (size_t)s->replica_count * (size_t)s->replica_arrays;
+    size_t max = params * (2 + TDM_OPTIM_MAX_STATES + replica_arrays) + 4;
     s->items = tdm_arena_array(s->arena, max, sizeof(*s->items));
     s->tensors = tdm_arena_array(s->arena, max, sizeof(*s->tensors));
     if (!s->items || !s->tensors) return tdm_fail_oom(err, "in training");
@@ -74,12 +98,24 @@ static tdm_status state_add_items(tdm__state *s, const tdm_job *job, bool has_em
         TDM_TRY(state_add_small(s, TDM__EARLY_STOP_NAME, PLATEAU_NUMBERS, &s->early_stop, err));
     if (s->optimiser && job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP)
         TDM_TRY(state_add_small(s, TDM__SKIPS_NAME, SKIPS_NUMBERS, &s->skips, err));
+    if (s->inner) TDM_TRY(state_add_small(s, TDM__ROUNDS_NAME, 1, &s->rounds, err));
     qsort(s->items, s->tensor_count, sizeof(*s->items), compare_items);
     for (size_t i = 0; i < s->tensor_count; i++) s->tensors[i] = s->items[i].named;
     return TDM_OK;
 }
 
 /* ---- creation and destruction ----------------------------------------------------------------- */
+
+/* The settings of the outer optimiser, as those of a job's optimiser. */
+static void outer_job(tdm_job *job)
+{
+    bool averages = job->sync.outer == TDM_JOB_OUTER_AVERAGE;
+    memset(&job->optim, 0, sizeof(job->optim));
+    job->optim.kind = TDM_JOB_OPTIM_SGD;
+    job->optim.lr = averages ? 1 : job->sync.outer_lr;
+    job->optim.momentum = averages ? 0 : job->sync.outer_momentum;
+    job->optim.nesterov = job->sync.outer == TDM_JOB_OUTER_NESTEROV && job->optim.momentum > 0;
+}
 
 static tdm_status state_make_optimiser(tdm__state *s, const tdm_job *job, tdm_error *err)
 {
@@ -92,7 +128,20 @@ static tdm_status state_make_optimiser(tdm__state *s, const tdm_job *job, tdm_er
             params[trained++] = (tdm_optim_param){
                 .name = p->name, .offset = p->offset, .elements = p->elements};
     }
-    return tdm_optimiser_create(job, params, trained, &s->optimiser, err);
+    if (!tdm_job_is_local(job))
+        return tdm_optimiser_create(job, params, trained, &s->optimiser, err);
+    TDM_TRY(tdm_optimiser_create(job, params, trained, &s->inner, err));
+    tdm_job outer = *job;
+    outer_job(&outer);
+    return tdm_optimiser_create(&outer, params, trained, &s->optimiser, err);
+}
+
+/* Counts what each replica keeps. */
+static void state_count_replicas(tdm__state *s, const tdm_job *job)
+{
+    s->replica_count = tdm_replicas_of(job);
+    for (int k = 0; k < TDM_OPTIM_MAX_STATES && s->inner; k++)
+        s->replica_arrays += tdm_optimiser_uses_state(s->inner, k);
 }
 
 /* The part that each rank executes alone. */
@@ -105,7 +154,10 @@ static tdm_status state_prepare(tdm__state *s, const tdm_model_options *model, t
     s->arena = tdm_arena_create("training state");
     if (!s->arena) return tdm_fail_oom(err, "for the state");
     TDM_TRY(tdm_model_build(&one_row, &s->graph, err));
-    if (use == TDM__STATE_FOR_TRAINING) TDM_TRY(state_make_optimiser(s, model->job, err));
+    if (use == TDM__STATE_FOR_TRAINING) {
+        TDM_TRY(state_make_optimiser(s, model->job, err));
+        state_count_replicas(s, model->job);
+    }
     s->has_ema = s->optimiser && model->job->optim.ema > 0;
     TDM_TRY(state_add_items(s, model->job, s->has_ema, err));
     size_t statistics = tdm_graph_grad_extent(s->graph) - tdm_graph_trained_extent(s->graph);
@@ -158,7 +210,10 @@ tdm_status tdm__state_enter(tdm__state *s, const tdm_job *job, tdm_comm *comm,
                                   .shm = home ? home->shm : NULL,
                                   .slot = home ? home->slot : 0,
                                   .epoch = home ? home->epoch : 0,
-                                  .thread_count = undo_records(job)};
+                                  .thread_count = undo_records(job),
+                                  .replica_count = s->replica_count,
+                                  .replica_arrays = s->replica_arrays,
+                                  .takes_statistics = s->inner != NULL};
     TDM_TRY(tdm_params_create(&options, &s->store, err));
     s->params = tdm_params_block(s->store, TDM_BLOCK_PARAMS);
     return TDM_OK;
@@ -195,6 +250,7 @@ void tdm__state_release(tdm__state *state)
 {
     tdm_params_destroy(state->store);
     tdm_optimiser_destroy(state->optimiser);
+    tdm_optimiser_destroy(state->inner);
     tdm_graph_destroy(state->graph);
     tdm_arena_destroy(state->arena);
     *state = (tdm__state){0};
@@ -224,6 +280,11 @@ tdm_status tdm__state_measure(tdm__state *state, const tdm_job *job, tdm_error *
 
 /* ---- non-finite values ----------------------------------------------------------------------- */
 
+int tdm__state_blocks(const tdm__state *state)
+{
+    return TDM_BLOCK_REPLICA + (int)state->replica_count * state->replica_arrays;
+}
+
 /* The name of the tensor that contains an element of a block. */
 static const char *state_name_at(const tdm__state *s, int block, size_t element)
 {
@@ -240,7 +301,7 @@ static const char *state_name_at(const tdm__state *s, int block, size_t element)
 tdm_status tdm__state_find_bad(tdm__state *state, const char **out, tdm_error *err)
 {
     *out = NULL;
-    for (int block = 0; block < TDM_BLOCK_STATE + TDM_OPTIM_MAX_STATES; block++) {
+    for (int block = 0; block < tdm__state_blocks(state); block++) {
         size_t element;
         if (!tdm_params_block(state->store, block)) continue;
         TDM_TRY(tdm_params_find_bad(state->store, block, &element, err));

@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WINDOW_ELEMENTS = 1 << 18, MAX_BLOCKS = TDM_BLOCK_STATE + TDM_OPTIM_MAX_STATES };
+enum { WINDOW_ELEMENTS = 1 << 18 };
 
 /* ---- writing to the parameter store ----------------------------------------------------------- */
 
@@ -46,12 +46,12 @@ static void fill_window(const tdm__state *s, int block, size_t first, size_t cou
     }
 }
 
-/* Writes all blocks from a source, which rank 0 has; other ranks have no window. Collective. */
-static tdm_status state_write_blocks(tdm__state *s, unsigned blocks, numbers_fn numbers,
+/* Writes the first blocks from a source, which rank 0 has; other ranks have no window. Collective. */
+static tdm_status state_write_blocks(tdm__state *s, int block_count, numbers_fn numbers,
                                      const void *source, float *window, tdm_error *err)
 {
-    for (int block = 0; block < MAX_BLOCKS; block++) {
-        if (!(blocks >> block & 1) || !tdm_params_block(s->store, block)) continue;
+    for (int block = 0; block < block_count; block++) {
+        if (!tdm_params_block(s->store, block)) continue;
         size_t elements = block < TDM_BLOCK_STATE ? tdm_graph_param_extent(s->graph)
                                                   : tdm_graph_trained_extent(s->graph);
         for (size_t first = 0; first < elements; first += WINDOW_ELEMENTS) {
@@ -75,13 +75,15 @@ static tdm_status state_broadcast_small(tdm__state *s, tdm_error *err)
     struct {
         tdm_plateau plateau, early_stop;
         tdm__skips skips;
+        double rounds;
         uint64_t from_file_count;
-    } all = {s->plateau, s->early_stop, s->skips, s->from_file_count};
+    } all = {s->plateau, s->early_stop, s->skips, s->rounds, s->from_file_count};
     if (tdm__size_of(s->comm) == 1) return TDM_OK;
     TDM_TRY(tdm_group_broadcast(tdm_comm_world(s->comm), &all, sizeof(all), TDM_DTYPE_U8, 0, err));
     s->plateau = all.plateau;
     s->early_stop = all.early_stop;
     s->skips = all.skips;
+    s->rounds = all.rounds;
     s->from_file_count = (size_t)all.from_file_count;
     return TDM_OK;
 }
@@ -220,8 +222,7 @@ tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dat
         status = beginning_prepare(state, job, train, &b, &window, err);
     status = tdm_comm_agree(state->comm, status, NULL, err);
     if (status == TDM_OK)
-        status = state_write_blocks(state, 1u << TDM_BLOCK_PARAMS | 1u << TDM_BLOCK_EMA,
-                                    beginning_numbers, &b, window, err);
+        status = state_write_blocks(state, TDM_BLOCK_EMA + 1, beginning_numbers, &b, window, err);
     if (status == TDM_OK) status = state_broadcast_small(state, err);
     free(window);
     free(b.from);
@@ -235,7 +236,7 @@ tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dat
 
 /* The checkpoint's tensor for each parameter of each block; NULL if there is none. */
 typedef struct restoring {
-    const tdm_named_tensor **from[MAX_BLOCKS];
+    const tdm_named_tensor ***from; /* by block and parameter */
     float *window;
 } restoring;
 
@@ -271,7 +272,10 @@ static bool tensor_is_optional(const char *name)
 static tdm_status restoring_prepare(tdm__state *s, const tdm_checkpoint *checkpoint, bool averaged,
                                     restoring *r, tdm_error *err)
 {
-    for (int block = 0; block < MAX_BLOCKS; block++) {
+    int blocks = tdm__state_blocks(s);
+    r->from = calloc((size_t)blocks, sizeof(*r->from));
+    if (!r->from) return tdm_fail_oom(err, "in training");
+    for (int block = 0; block < blocks; block++) {
         r->from[block] = calloc(tdm_graph_param_count(s->graph) + 1, sizeof(void *));
         if (!r->from[block]) return tdm_fail_oom(err, "in training");
     }
@@ -306,11 +310,12 @@ tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoin
         status = restoring_prepare(state, checkpoint, averaged, &r, err);
     status = tdm_comm_agree(state->comm, status, NULL, err);
     if (status == TDM_OK)
-        status = state_write_blocks(state, (1u << MAX_BLOCKS) - 1, restored_numbers, &r, r.window,
+        status = state_write_blocks(state, tdm__state_blocks(state), restored_numbers, &r, r.window,
                                     err);
     if (status == TDM_OK) status = state_broadcast_small(state, err);
     free(r.window);
-    for (int block = 0; block < MAX_BLOCKS; block++) free(r.from[block]);
+    for (int block = 0; r.from && block < tdm__state_blocks(state); block++) free(r.from[block]);
+    free(r.from);
     return status;
 }
 
@@ -364,7 +369,7 @@ static tdm_status sink_open(tdm__state *s, const char *path, const tdm_checkpoin
                             sink *out, tdm_error *err)
 {
     bool whole = true;
-    for (int block = 0; block < MAX_BLOCKS; block++)
+    for (int block = 0; block < tdm__state_blocks(s); block++)
         if (tdm_params_block(s->store, block) && !tdm_params_is_whole(s->store, block))
             whole = false;
     if (!whole) TDM_TRY(window_create(&out->window, err));

@@ -235,34 +235,76 @@ unsigned tdm__requests_of(tdm__trainer *t)
     return request;
 }
 
+static double step_lr(const tdm__trainer *t, uint64_t step)
+{
+    return tdm_schedule_lr(&t->schedule.schedule, step, &t->state.plateau);
+}
+
+uint64_t tdm__updates_of(const tdm__trainer *t)
+{
+    return t->state.inner ? (uint64_t)t->state.rounds : t->position.step;
+}
+
+tdm_position tdm__position_before(const tdm__trainer *t)
+{
+    uint64_t steps = t->ledger.line.step == t->position.step ? t->ledger.line.steps : 0;
+    return tdm__train_schedule_position(&t->schedule, t->position.step - steps);
+}
+
+/* Settings of an inner step of a round; the lanes read its batch. */
+static void round_begin_step(void *user, int64_t index, tdm_inner_step *out)
+{
+    tdm__trainer *t = user;
+    uint64_t step = t->position.step + (uint64_t)index;
+    t->batch_at = tdm__train_schedule_position(&t->schedule, step);
+    *out = (tdm_inner_step){.step = step,
+                            .batch = tdm__train_schedule_batch(&t->schedule, &t->batch_at),
+                            .lr = step_lr(t, step)};
+}
+
 void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr)
 {
-    t->ledger.line = (tdm__ledger_line){
-        .step = t->position.step + 1,
-        .epoch = t->position.epoch,
-        .position = t->position.position,
-        .count = (uint64_t)tdm__train_schedule_batch(&t->schedule, &t->position),
-        .digest = result->tally};
+    tdm_position before = t->position;
+    uint64_t steps = tdm__train_schedule_round(&t->schedule, before.step, step_lr(t, before.step));
+    for (uint64_t i = 0; i < steps; i++) tdm__train_schedule_advance(&t->schedule, &t->position);
+    t->ledger.line = (tdm__ledger_line){.step = t->position.step,
+                                        .epoch = before.epoch,
+                                        .position = before.position,
+                                        .count = t->position.samples - before.samples,
+                                        .digest = result->tally,
+                                        .steps = steps};
     if (t->ledger.recent)
         t->ledger.recent[t->ledger.line.step % TDM__LEDGER_RECENT] = t->ledger.line;
-    tdm__train_schedule_advance(&t->schedule, &t->position);
+    if (t->state.inner) {
+        t->state.rounds++;
+        lr = step_lr(t, t->position.step - 1);
+    }
     atomic_store_explicit(&t->run.step, t->position.step, memory_order_relaxed);
     status_note_step(t, result, lr);
     t->phase = TDM__TRAIN_STEPPED;
 }
 
+static double outer_lr(const tdm_job *job)
+{
+    return job->sync.outer == TDM_JOB_OUTER_AVERAGE ? 1 : job->sync.outer_lr;
+}
+
 tdm_status tdm__one_step(tdm__trainer *t, unsigned request, unsigned *requests, tdm_error *err)
 {
     int64_t batch = tdm__train_schedule_batch(&t->schedule, &t->position);
-    double lr = tdm_schedule_lr(&t->schedule.schedule, t->position.step, &t->state.plateau);
+    double lr = step_lr(t, t->position.step);
     double begin = tdm_clock_s();
-    tdm_step_input in = {.step = t->position.step,
-                         .batch = batch,
-                         .lr = lr,
-                         .request = request,
-                         .tally = &t->ledger.tally,
-                         .before_update = tdm__before_update,
-                         .user = t};
+    t->batch_at = t->position;
+    tdm_step_input in = {
+        .step = tdm__updates_of(t),
+        .batch = batch,
+        .lr = t->state.inner ? outer_lr(t->job) : lr,
+        .request = request,
+        .tally = &t->ledger.tally,
+        .before_update = tdm__before_update,
+        .user = t,
+        .inner_count = (int64_t)tdm__train_schedule_round(&t->schedule, t->position.step, lr),
+        .inner = round_begin_step};
     tdm_step_result result;
     t->ledger.tally = 0;
     TDM_TRY(tdm_team_step(t->team, &in, &result, err));
@@ -328,24 +370,30 @@ static void eval_apply(tdm__trainer *t)
 
 static bool is_checkpoint_due(const tdm__trainer *t)
 {
-    const tdm_job *job = t->job;
-    return tdm__is_due(job->checkpoint.every_steps, t->position.step) ||
-           (t->position.position == 0 &&
-            tdm__is_due(job->checkpoint.every_epochs, t->position.epoch));
+    tdm_position before = tdm__position_before(t);
+    return tdm__train_schedule_is_due(t->job->checkpoint.every_steps,
+                                      t->job->checkpoint.every_epochs, &before, &t->position);
+}
+
+bool tdm__eval_due(const tdm__trainer *t)
+{
+    tdm_position before = tdm__position_before(t);
+    return tdm__train_schedule_is_due(t->job->eval.every_steps, t->job->eval.every_epochs, &before,
+                                      &t->position);
 }
 
 static bool is_line_due(const tdm__trainer *t)
 {
-    return tdm__is_due(t->job->run.log_every_steps, t->position.step) ||
-           t->position.step == t->schedule.step_count;
+    tdm_position before = tdm__position_before(t);
+    return t->position.step == t->schedule.step_count ||
+           tdm__train_schedule_is_due(t->job->run.log_every_steps, 0, &before, &t->position);
 }
 
 void tdm__put_log_lines(tdm__trainer *t)
 {
     bool last = t->position.step == t->schedule.step_count;
     if (is_line_due(t)) put_step_metrics(t);
-    if (t->predictor && (last || tdm__train_schedule_eval_due(&t->schedule, &t->position)))
-        put_test_metrics(t);
+    if (t->predictor && (last || tdm__eval_due(t))) put_test_metrics(t);
 }
 
 tdm_status tdm__after_step(tdm__trainer *t, unsigned requests, tdm_error *err)
@@ -355,7 +403,7 @@ tdm_status tdm__after_step(tdm__trainer *t, unsigned requests, tdm_error *err)
     TDM_TRY(tdm__save_handle_finished(t, err));
     if (is_line_due(t)) put_step_metrics(t);
     tdm__tell(t, TDM_TRAIN_EVENT_STEP);
-    bool eval_due = tdm__train_schedule_eval_due(&t->schedule, &t->position);
+    bool eval_due = tdm__eval_due(t);
     if (last || eval_due) TDM_TRY(test_evaluate(t, err));
     if (eval_due && t->predictor) eval_apply(t);
     bool must_save = (requests & (TDM__REQUEST_SAVE | TDM__REQUEST_SAVE_DUE)) != 0;

@@ -39,9 +39,9 @@ static void batch_fill(void *user, int64_t first, int64_t count, void *x, int32_
     tdm__trainer *t = user;
     int64_t *indices = t->indices;
     for (int64_t i = 0; i < count; i++) {
-        indices[i] = tdm__train_schedule_sample(&t->schedule, &t->position, first + i);
+        indices[i] = tdm__train_schedule_sample(&t->schedule, &t->batch_at, first + i);
         if (t->job->checkpoint.ledger)
-            t->ledger.tally += tdm__ledger_mix(t->position.epoch, (uint64_t)indices[i]);
+            t->ledger.tally += tdm__ledger_mix(t->batch_at.epoch, (uint64_t)indices[i]);
     }
     tdm_dataset_gather(t->schedule.data.train, indices, count, x, classes);
 }
@@ -54,6 +54,7 @@ tdm_status tdm__make_team(tdm__trainer *t, tdm_error *err)
     tdm_team_options o = {.model = t->schedule.model,
                           .store = t->state.store,
                           .optimiser = t->state.optimiser,
+                          .inner = t->state.inner,
                           .comm = t->comm,
                           .lane_count = lanes,
                           .batches = {t->schedule.full_batch, tail},

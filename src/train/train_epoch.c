@@ -41,6 +41,7 @@ typedef struct trainer_snapshot {
     tdm_position position;
     tdm_plateau plateau, early_stop;
     tdm__skips skips;
+    double rounds;
     double loss, grad_norm, smooth_loss, lr;
     tdm_metrics test;
     tdm__ledger_line line;
@@ -57,6 +58,7 @@ static void snapshot_save(tdm__trainer *t)
                           .plateau = t->state.plateau,
                           .early_stop = t->state.early_stop,
                           .skips = t->state.skips,
+                          .rounds = t->state.rounds,
                           .loss = s->loss,
                           .grad_norm = s->grad_norm,
                           .smooth_loss = s->smooth_loss,
@@ -71,7 +73,7 @@ static void snapshot_save(tdm__trainer *t)
                           .after_done = t->phase != TDM__TRAIN_STEPPED,
                           .step_skipped = s->step_skipped};
     tdm_params_snapshot_save(t->state.store, &m, sizeof(m),
-                             2 * t->position.step + 1 + m.after_done);
+                             2 * tdm__updates_of(t) + 1 + m.after_done);
 }
 
 static void snapshot_load(tdm__trainer *t, const trainer_snapshot *m)
@@ -81,6 +83,7 @@ static void snapshot_load(tdm__trainer *t, const trainer_snapshot *m)
     t->state.plateau = m->plateau;
     t->state.early_stop = m->early_stop;
     t->state.skips = m->skips;
+    t->state.rounds = m->rounds;
     s->loss = m->loss;
     s->grad_norm = m->grad_norm;
     s->smooth_loss = m->smooth_loss;
@@ -325,10 +328,13 @@ static tdm_status state_compare_disk(tdm__trainer *t, tdm_recovery *r, tdm_error
     char *path;
     uint8_t is_older = 0;
     if (!r->found || !r->is_old) return TDM_OK;
+    trainer_snapshot m;
+    memcpy(&m, r->snapshot, sizeof(m));
     if (t->leads && tdm__run_newest(t->run.path, true, t->arena, &path, NULL) == TDM_OK) {
         const char *slash = strrchr(path, '/');
         uint64_t step = 0;
-        is_older = tdm_checkpoint_step_of(slash ? slash + 1 : path, &step) && step > r->step;
+        is_older = tdm_checkpoint_step_of(slash ? slash + 1 : path, &step) &&
+                   step > (t->state.inner ? m.position.step : r->step);
     }
     if (t->comm)
         TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), &is_older, 1, TDM_DTYPE_U8, 0, err));
@@ -341,8 +347,9 @@ static bool state_from_memory(tdm__trainer *t, const tdm_recovery *r)
 {
     trainer_snapshot m;
     memcpy(&m, r->snapshot, sizeof(m));
-    bool same = m.position.step == r->step;
-    bool before = m.position.step + 1 == r->step && m.after_done && r->finished;
+    uint64_t updates = t->state.inner ? (uint64_t)m.rounds : m.position.step;
+    bool same = updates == r->step;
+    bool before = updates + 1 == r->step && m.after_done && r->finished;
     if (!r->found || r->snapshot_order == 0 || (!same && !before)) return false;
     snapshot_load(t, &m);
     if (before) tdm__count_step(t, &r->result, r->lr);
@@ -376,6 +383,7 @@ static tdm_status state_from_disk(tdm__trainer *t, tdm_error *err)
     t->position = (tdm_position){.seed = (uint64_t)t->job->seed};
     t->state.plateau = t->state.early_stop = (tdm_plateau){0};
     t->state.skips = (tdm__skips){0};
+    t->state.rounds = 0;
     if (has)
         TDM_TRY(tdm__restore(t, t->session.run_path, err));
     else
@@ -385,7 +393,7 @@ static tdm_status state_from_disk(tdm__trainer *t, tdm_error *err)
     t->status.loss = t->status.smooth_loss = (double)NAN;
     t->status.skipped = tdm__skipped_of(t);
     t->phase = has ? TDM__TRAIN_RESTORED : TDM__TRAIN_SETTLED;
-    return tdm_params_set(t->state.store, t->position.step, err);
+    return tdm_params_set(t->state.store, tdm__updates_of(t), err);
 }
 
 /* Warns about completed steps without a ledger line. */
@@ -402,18 +410,16 @@ static void ledger_warn_of_gap(const tdm__trainer *t, uint64_t step)
  * metrics and checkpoints of later steps are removed. Each call repeats all of it: an earlier one may have failed. */
 static tdm_status run_files_repair(tdm__trainer *t, bool from_memory, tdm_error *err)
 {
-    uint64_t step = t->position.step;
+    uint64_t step = t->position.step, before = tdm__position_before(t).step;
     if (!t->leads) return TDM_OK;
-    TDM_TRY(tdm__run_rewind(&t->run, from_memory && step > 0 ? step - 1 : step, err));
+    TDM_TRY(tdm__run_rewind(&t->run, from_memory ? before : step, err));
     if (!from_memory && t->phase == TDM__TRAIN_RESTORED) {
         TDM_TRY(tdm__run_set_aside(&t->run, step, err));
         TDM_TRY(tdm__run_write_job(&t->run, t->job, err));
     }
     TDM_TRY(tdm__open_ledger(t, step, err));
-    if (step > 0)
-        tdm__ledger_fill(&t->ledger.file, t->ledger.recent, from_memory ? step - 1 : step);
-    if (from_memory && step > 0) ledger_warn_of_gap(t, step - 1);
-    if (!from_memory) ledger_warn_of_gap(t, step);
+    if (step > 0) tdm__ledger_fill(&t->ledger.file, t->ledger.recent, from_memory ? before : step);
+    ledger_warn_of_gap(t, from_memory ? before : step);
     if (!from_memory || step == 0) return TDM_OK;
     tdm__ledger_put(&t->ledger.file, &t->ledger.line);
     if (t->phase != TDM__TRAIN_STEPPED) tdm__put_log_lines(t);

@@ -194,8 +194,8 @@ static char *checkpoint_path_of(tdm__trainer *t)
 
 static tdm_checkpoint_metrics metrics_of(const tdm__trainer *t)
 {
-    bool measured = t->predictor && (t->position.step == t->schedule.step_count ||
-                                     tdm__train_schedule_eval_due(&t->schedule, &t->position));
+    bool measured = t->predictor &&
+                    (t->position.step == t->schedule.step_count || tdm__eval_due(t));
     if (!measured) return (tdm_checkpoint_metrics){(double)NAN, (double)NAN};
     return (tdm_checkpoint_metrics){t->status.test.loss, t->status.test.accuracy};
 }

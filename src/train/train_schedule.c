@@ -7,6 +7,7 @@
 #include "job/job.h"
 #include "train/internal.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -128,15 +129,41 @@ void tdm__train_schedule_advance(const tdm__train_schedule *schedule, tdm_positi
     at->epoch++;
 }
 
-bool tdm__is_due(int64_t every, uint64_t count)
+uint64_t tdm__train_schedule_round(const tdm__train_schedule *schedule, uint64_t step, double lr)
 {
-    return every > 0 && count % (uint64_t)every == 0;
+    const tdm_job *job = schedule->job;
+    uint64_t left = schedule->step_count > step ? schedule->step_count - step : 1;
+    uint64_t count = (uint64_t)job->sync.period;
+    if (!tdm_job_is_local(job) || step < (uint64_t)job->sync.start_step) return 1;
+    if (job->sync.adapt_lr > 0) {
+        double grown = lr > 0 ? floor((job->sync.adapt_lr / lr) * (job->sync.adapt_lr / lr))
+                              : (double)job->sync.max_period;
+        if (grown > (double)job->sync.max_period) grown = (double)job->sync.max_period;
+        if (grown > (double)count) count = (uint64_t)grown;
+    }
+    return count < left ? count : left;
 }
 
-bool tdm__train_schedule_eval_due(const tdm__train_schedule *schedule, const tdm_position *at)
+/* Whether a multiple of `every` (0: never) is in (before, now]. */
+static bool is_due_between(int64_t every, uint64_t before, uint64_t now)
 {
-    return tdm__is_due(schedule->job->eval.every_steps, at->step) ||
-           (at->position == 0 && tdm__is_due(schedule->job->eval.every_epochs, at->epoch));
+    return every > 0 && now / (uint64_t)every > before / (uint64_t)every;
+}
+
+bool tdm__train_schedule_is_due(int64_t every_steps, int64_t every_epochs,
+                                const tdm_position *before, const tdm_position *now)
+{
+    return is_due_between(every_steps, before->step, now->step) ||
+           is_due_between(every_epochs, before->epoch, now->epoch);
+}
+
+tdm_position tdm__train_schedule_position(const tdm__train_schedule *schedule, uint64_t step)
+{
+    tdm_position at = {.step = step, .seed = (uint64_t)schedule->job->seed};
+    at.epoch = at.step / schedule->epoch_steps;
+    at.position = at.step % schedule->epoch_steps * (uint64_t)schedule->full_batch;
+    at.samples = at.epoch * (uint64_t)schedule->epoch_rows + at.position;
+    return at;
 }
 
 tdm_status tdm__train_schedule_check_position(const tdm__train_schedule *schedule,

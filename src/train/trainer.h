@@ -4,6 +4,10 @@
  * train_epoch.c: the loop over membership epochs, from start to end. train.c: steps and the work due after them.
  * train_begin.c: preparation in a world. train_save.c: checkpoints.
  * train_schedule.c: samples and learning rate of a step.
+ *
+ * With sync.kind local, replicas of the model train alone for a round of steps and are then averaged. The loop executes
+ * a round as it executes one step otherwise: the position advances by all its steps at once, and metrics, evaluations,
+ * checkpoints and requests are handled after it.
  */
 #ifndef TANDEM_TRAIN_TRAINER_H
 #define TANDEM_TRAIN_TRAINER_H
@@ -121,6 +125,8 @@ typedef struct tdm__trainer {
     /* What is trained. */
     tdm__train_schedule schedule;
     tdm_position position;
+    tdm_position
+        batch_at; /* of the batch that lanes are reading: `position`, or later in a round */
     tdm__restored resumed;
     tdm__train_phase phase;
     bool ended_early; /* by train.early_stop */
@@ -155,8 +161,14 @@ void tdm__tell(tdm__trainer *t, tdm_train_event event);
 unsigned tdm__requests_of(tdm__trainer *t);
 /* Executes one step without the work due after it. *requests: of all ranks. */
 tdm_status tdm__one_step(tdm__trainer *t, unsigned request, unsigned *requests, tdm_error *err);
-/* Advances the position and records the result of a completed step. */
+/* Advances the position and records the result of a completed step, or round of steps. */
 void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr);
+/* The number of updates of the model so far: steps, or with sync.kind local, rounds of steps. */
+uint64_t tdm__updates_of(const tdm__trainer *t);
+/* The position before the last step, or round of steps. */
+tdm_position tdm__position_before(const tdm__trainer *t);
+/* Whether an evaluation is due after the last step. */
+bool tdm__eval_due(const tdm__trainer *t);
 /* Metrics, evaluation, and the begin of a checkpoint. `requests`: of all ranks. */
 tdm_status tdm__after_step(tdm__trainer *t, unsigned requests, tdm_error *err);
 /* Writes the metrics lines of the last step again. Rank 0. */

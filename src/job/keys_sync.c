@@ -1,0 +1,252 @@
+/*
+ * keys_sync.c: rows of the table of keys for synchronisation ('sync') and compression ('compress').
+ * keys.c describes the table. Each of these keys affects the trained bits of the jobs that use it, and is
+ * not part of the hash of other jobs.
+ */
+#include "job/job.h"
+#include "job/keys.h"
+
+#include <math.h>
+
+bool tdm_job_is_local(const tdm_job *job)
+{
+    return job->sync.kind == TDM_JOB_SYNC_LOCAL;
+}
+
+bool tdm_job_compresses(const tdm_job *job)
+{
+    return job->compress.sparsify != TDM_JOB_SPARSIFY_NONE ||
+           job->compress.quantise != TDM_JOB_QUANTISE_NONE;
+}
+
+bool tdm_job_has_replicas(const tdm_job *job)
+{
+    return tdm_job_is_local(job) || tdm_job_compresses(job);
+}
+
+static bool has_outer_optimiser(const tdm_job *job)
+{
+    return tdm_job_is_local(job) && job->sync.outer != TDM_JOB_OUTER_AVERAGE;
+}
+
+static bool is_adaptive(const tdm_job *job)
+{
+    return tdm_job_is_local(job) && job->sync.adapt_lr > 0;
+}
+
+static bool keeps_ratio(const tdm_job *job)
+{
+    int kind = job->compress.sparsify;
+    return kind == TDM_JOB_SPARSIFY_TOPK || kind == TDM_JOB_SPARSIFY_TOPK_SAMPLED ||
+           kind == TDM_JOB_SPARSIFY_RANDOMK;
+}
+
+static bool has_threshold(const tdm_job *job)
+{
+    return job->compress.sparsify == TDM_JOB_SPARSIFY_THRESHOLD;
+}
+
+static bool is_qsgd(const tdm_job *job)
+{
+    return job->compress.quantise == TDM_JOB_QUANTISE_QSGD;
+}
+
+#define IF_LOCAL BITS_IF(tdm_job_is_local, "if 'sync.kind' is local")
+#define IF_COMPRESSED BITS_IF(tdm_job_compresses, "if the job compresses")
+
+const tdm_job_key tdm__sync_keys[] = {
+    {
+        KEY("sync.kind", CHOICE, sync.kind),
+        .fallback = "all_reduce",
+        IF_LOCAL,
+        .choices = "all_reduce | local",
+        .also_called = "strategy algorithm synchronization local_sgd diloco",
+        .help = "How workers combine their results. all_reduce adds the gradients of all lanes in "
+                "each step. local trains several replicas of the model independently for "
+                "'sync.period' steps and then averages them, which needs far less communication "
+                "(local SGD; with 'sync.outer: nesterov', DiLoCo).",
+    },
+    {
+        KEY("sync.replicas", INT, sync.replicas),
+        .fallback = "auto",
+        BITS_IF(tdm_job_has_replicas, "if the job has replicas"),
+        RANGE(1, 65536),
+        .form = TDM_JOB_FORM_POWER_OF_TWO,
+        .word = "auto",
+        .also_called = "num_replicas model_replicas",
+        .help = "The number of logical replicas: of models with 'sync.kind: local', of the "
+                "residuals and momentums of 'compress'. Each replica has an equal share of the "
+                "lanes. Workers execute replicas, so there can be at most as many workers as "
+                "replicas, and the trained bits depend on the number of replicas, never on the "
+                "number of workers. auto is the number of lanes, at most 4.",
+    },
+    {
+        KEY("sync.period", INT, sync.period),
+        .fallback = "8",
+        IF_LOCAL,
+        RANGE(1, 1000000),
+        .also_called = "local_steps inner_steps sync_every h",
+        .help = "With 'sync.kind: local': the number of steps that each replica trains between two "
+                "averages. Lines of metrics, evaluations, checkpoints and stops follow an average, "
+                "so they can be later than the job asks, by less than a period.",
+    },
+    {
+        KEY("sync.adapt_lr", REAL, sync.adapt_lr),
+        .fallback = "0",
+        IF_LOCAL,
+        RANGE(0, INFINITY),
+        .also_called = "alpha qsr",
+        .help = "With 'sync.kind: local': the period grows as the learning rate falls. It is "
+                "(adapt_lr / learning rate) squared, rounded down, but at least 'sync.period' and "
+                "at most 'sync.max_period' (the quadratic synchronisation rule). 0 keeps the "
+                "period fixed.",
+    },
+    {
+        KEY("sync.max_period", INT, sync.max_period),
+        .fallback = "1024",
+        BITS_IF(is_adaptive, "if 'sync.adapt_lr' is above 0"),
+        RANGE(1, 1000000),
+        .help = "With 'sync.adapt_lr': the maximum period.",
+    },
+    {
+        KEY("sync.start_step", INT, sync.start_step),
+        .fallback = "0",
+        IF_LOCAL,
+        RANGE(0, TDM__MAX_JOB_INT),
+        .also_called = "post_local start_localsgd_iter warmup_steps",
+        .help = "With 'sync.kind: local': before this step the replicas are averaged after every "
+                "step (post-local SGD). Early in training, replicas drift apart fastest.",
+    },
+    {
+        KEY("sync.outer", CHOICE, sync.outer),
+        .fallback = "average",
+        IF_LOCAL,
+        .choices = "average | sgd | nesterov",
+        .also_called = "outer_optimizer",
+        .help = "With 'sync.kind: local': what an average does to the model. average replaces the "
+                "model by the mean of the replicas. sgd and nesterov use the difference between "
+                "the model and that mean as a gradient, with 'sync.outer_lr' and "
+                "'sync.outer_momentum'.",
+    },
+    {
+        KEY("sync.outer_lr", REAL, sync.outer_lr),
+        .fallback = "0.7",
+        BITS_IF(has_outer_optimiser, "if 'sync.outer' is sgd or nesterov"),
+        RANGE(0, INFINITY),
+        .min_open = true,
+        .help = "The learning rate of the outer optimiser ('sync.outer').",
+    },
+    {
+        KEY("sync.outer_momentum", REAL, sync.outer_momentum),
+        .fallback = "0.9",
+        BITS_IF(has_outer_optimiser, "if 'sync.outer' is sgd or nesterov"),
+        RANGE(0, 1),
+        .max_open = true,
+        .help = "The momentum of the outer optimiser ('sync.outer').",
+    },
+    {
+        KEY("compress.sparsify", CHOICE, compress.sparsify),
+        .fallback = "none",
+        IF_COMPRESSED,
+        .choices = "none | topk | topk_sampled | randomk | threshold",
+        .also_called = "top_k sparsification kind",
+        .help =
+            "Which elements of a gradient (with 'sync.kind: local', of the change of a replica) "
+            "are sent. topk sends the fraction 'compress.ratio' with the largest magnitudes of "
+            "each tensor; topk_sampled estimates their threshold from a sample, which is "
+            "faster; randomk sends a random fraction; threshold sends elements of at least "
+            "'compress.threshold'.",
+    },
+    {
+        KEY("compress.quantise", CHOICE, compress.quantise),
+        .fallback = "none",
+        IF_COMPRESSED,
+        .choices = "none | bf16 | f16 | int8 | int4 | qsgd | sign",
+        .also_called = "quantize quantization dtype",
+        .help =
+            "How the elements that are sent are represented. bf16 and f16 round to 16 bits; int8 "
+            "and int4 round stochastically, with a scale for each chunk; qsgd rounds "
+            "stochastically to 'compress.levels' fractions of a chunk's norm; sign sends one "
+            "bit and a mean magnitude for each chunk (1-bit SGD).",
+    },
+    {
+        KEY("compress.ratio", REAL, compress.ratio),
+        .fallback = "0.01",
+        BITS_IF(keeps_ratio, "if 'compress.sparsify' is topk, topk_sampled or randomk"),
+        RANGE(0, 1),
+        .min_open = true,
+        .also_called = "k density compress_ratio sparsity",
+        .help =
+            "The fraction of the elements of a tensor that topk, topk_sampled and randomk send.",
+    },
+    {
+        KEY("compress.threshold", REAL, compress.threshold),
+        .fallback = "0.001",
+        BITS_IF(has_threshold, "if 'compress.sparsify' is threshold"),
+        RANGE(0, INFINITY),
+        .min_open = true,
+        .help = "The magnitude from which 'compress.sparsify: threshold' sends an element.",
+    },
+    {
+        KEY("compress.levels", INT, compress.levels),
+        .fallback = "15",
+        BITS_IF(is_qsgd, "if 'compress.quantise' is qsgd"),
+        RANGE(1, 127),
+        .help = "The number of levels of 'compress.quantise: qsgd', without the sign.",
+    },
+    {
+        KEY("compress.feedback", BOOL, compress.feedback),
+        .fallback = "true",
+        IF_COMPRESSED,
+        .also_called = "error_feedback memory residual",
+        .help =
+            "Whether a replica adds what it did not send to its next gradient (error feedback). "
+            "It needs memory of the size of the model for each replica. Without it, most "
+            "compressions do not converge to the same loss.",
+    },
+    {
+        KEY("compress.momentum", REAL, compress.momentum),
+        .fallback = "0",
+        IF_COMPRESSED,
+        RANGE(0, 1),
+        .max_open = true,
+        .also_called = "dgc_momentum momentum_correction",
+        .help = "Momentum that each replica applies before the compression (momentum correction of "
+                "DGC), instead of the optimiser's momentum. 0 disables it.",
+    },
+    {
+        KEY("compress.mask", BOOL, compress.mask),
+        .fallback = "true",
+        IF_COMPRESSED,
+        .also_called = "factor_masking momentum_masking",
+        .help = "With 'compress.momentum': whether the momentum of the elements that were sent is "
+                "cleared (factor masking of DGC).",
+    },
+    {
+        KEY("compress.clip_norm", REAL, compress.clip_norm),
+        .fallback = "0",
+        IF_COMPRESSED,
+        RANGE(0, INFINITY),
+        .also_called = "local_clipping",
+        .help = "The maximum norm of a replica's gradient before it is accumulated (local clipping "
+                "of DGC). 0 disables it.",
+    },
+    {
+        KEY("compress.warmup", INT, compress.warmup),
+        .fallback = "0",
+        BITS_IF(keeps_ratio, "if 'compress.sparsify' is topk, topk_sampled or randomk"),
+        RANGE(0, TDM__MAX_JOB_INT),
+        .also_called = "warmup_steps rampup_step",
+        .help = "The number of steps over which the fraction that is sent falls exponentially from "
+                "a quarter to 'compress.ratio'.",
+    },
+    {
+        KEY("compress.min_elements", INT, compress.min_elements),
+        .fallback = "1024",
+        IF_COMPRESSED,
+        RANGE(1, TDM__MAX_JOB_INT),
+        .help = "Tensors with fewer elements are sent as they are.",
+    },
+};
+
+const size_t tdm__sync_key_count = COUNT(tdm__sync_keys);

@@ -1,0 +1,264 @@
+/*
+ * replicas.c: the arrays of logical replicas: memory, versions, and their recovery. See replicas.h.
+ *
+ * Invariant: a version with a mark is complete. Its mark is cleared before its first byte changes, and set after its
+ * last one.
+ */
+#include "parallel/replicas.h"
+#include "base/base.h"
+#include "job/job.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { RECOVER_WINDOW = 1 << 18 }; /* elements */
+
+int64_t tdm_replicas_of(const tdm_job *job)
+{
+    enum { AUTO_MAX_REPLICAS = 4 };
+    if (!tdm_job_has_replicas(job)) return 0;
+    if (job->sync.replicas > 0) return job->sync.replicas;
+    int64_t lanes = tdm_lanes_of(job);
+    return lanes < AUTO_MAX_REPLICAS ? lanes : AUTO_MAX_REPLICAS;
+}
+
+tdm_rank_limit tdm_rank_limit_of(const tdm_job *job)
+{
+    int64_t replicas = tdm_replicas_of(job);
+    if (replicas > 0) return (tdm_rank_limit){replicas, "replicas", "sync.replicas"};
+    return (tdm_rank_limit){tdm_lanes_of(job), "lanes", "parallel.lanes"};
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static size_t marks_bytes(const tdm__replicas *replicas)
+{
+    size_t bytes = 2 * (size_t)replicas->count * sizeof(*replicas->marks);
+    return (bytes + 4095) / 4096 * 4096;
+}
+
+static tdm_status replicas_prepare(tdm__replicas *replicas, const tdm_params *store, tdm_error *err)
+{
+    const tdm__layout *layout = store->layout;
+    size_t bytes;
+    replicas->elements = layout->elements;
+    replicas->stride = (layout->elements + TDM__CELL - 1) / TDM__CELL * TDM__CELL;
+    replicas->first = calloc((size_t)layout->size + 1, sizeof(*replicas->first));
+    replicas->current = calloc((size_t)replicas->count, sizeof(*replicas->current));
+    if (!replicas->first || !replicas->current) return tdm_fail_oom(err, "for the replicas");
+    if (layout->size > replicas->count)
+        return tdm_fail(err, TDM_ERR_JOB_INVALID,
+                        "%d ranks cannot share %lld replicas: each executes at least one; use "
+                        "between 1 and %lld ranks, or set sync.replicas higher (which changes the "
+                        "result)",
+                        layout->size, (long long)replicas->count, (long long)replicas->count);
+    tdm_place_lanes(replicas->count, layout->size, NULL, replicas->first);
+    if (__builtin_mul_overflow(2 * (size_t)replicas->count * (size_t)replicas->array_count,
+                               replicas->stride * sizeof(float), &bytes) ||
+        __builtin_add_overflow(bytes, marks_bytes(replicas), &bytes))
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "the state of %lld replicas is too large",
+                        (long long)replicas->count);
+    TDM_TRY(tdm__region_take(&store->memory, "replicas", -1, bytes, TDM__REGION_SPARSE,
+                             &replicas->region, err));
+    replicas->marks = replicas->region;
+    replicas->data = (float *)(void *)((char *)replicas->region + marks_bytes(replicas));
+    return TDM_OK;
+}
+
+tdm_status tdm__replicas_create(const tdm_params *store, int64_t count, int array_count,
+                                tdm__replicas **out, tdm_error *err)
+{
+    *out = NULL;
+    if (count == 0) return TDM_OK;
+    tdm__replicas *replicas = calloc(1, sizeof(*replicas));
+    if (!replicas) return tdm_fail_oom(err, "for the replicas");
+    replicas->count = count;
+    replicas->array_count = array_count;
+    tdm_status status = replicas_prepare(replicas, store, err);
+    if (status != TDM_OK) {
+        tdm__replicas_destroy(store, replicas);
+        return status;
+    }
+    *out = replicas;
+    return TDM_OK;
+}
+
+void tdm__replicas_destroy(const tdm_params *store, tdm__replicas *replicas)
+{
+    if (!replicas) return;
+    tdm__region_release(&store->memory, replicas->region);
+    free(replicas->first);
+    free(replicas->current);
+    free(replicas);
+}
+
+int tdm__replica_home(const tdm_params *store, int64_t replica)
+{
+    const tdm__replicas *replicas = store->replicas;
+    int place = 0;
+    while (replicas->first[place + 1] <= replica) place++;
+    return place;
+}
+
+float *tdm__replica_array(const tdm__replicas *replicas, int64_t replica, int version, int array)
+{
+    size_t arrays = (size_t)replicas->array_count;
+    size_t index = ((size_t)replica * 2 + (size_t)version) * arrays + (size_t)array;
+    return replicas->data + index * replicas->stride;
+}
+
+float *tdm__replica_block(const tdm__replicas *replicas, int block, int64_t *replica)
+{
+    if (!replicas || replicas->array_count == 0 || block < TDM_BLOCK_REPLICA) return NULL;
+    int64_t index = block - TDM_BLOCK_REPLICA, arrays = replicas->array_count;
+    if (index >= replicas->count * arrays) return NULL;
+    *replica = index / arrays;
+    return tdm__replica_array(replicas, *replica, replicas->current[*replica],
+                              (int)(index % arrays));
+}
+
+/* ---- versions -------------------------------------------------------------------------------- */
+
+static _Atomic uint64_t *version_mark(const tdm__replicas *replicas, int64_t replica, int version)
+{
+    return &replicas->marks[2 * replica + version];
+}
+
+void tdm__replica_write_begin(const tdm__replicas *replicas, int64_t replica)
+{
+    atomic_store(version_mark(replicas, replica, 1 - replicas->current[replica]), 0);
+    tdm__undo_barrier();
+}
+
+void tdm__replica_write_end(const tdm__replicas *replicas, int64_t replica, uint64_t step)
+{
+    tdm__undo_barrier();
+    atomic_store(version_mark(replicas, replica, 1 - replicas->current[replica]), step + 2);
+}
+
+void tdm__replicas_flip(tdm__replicas *replicas)
+{
+    if (!replicas) return;
+    for (int64_t r = 0; r < replicas->count; r++) replicas->current[r] = 1 - replicas->current[r];
+}
+
+void tdm__replicas_invalidate(const tdm__replicas *replicas)
+{
+    if (!replicas) return;
+    for (int64_t i = 0; i < 2 * replicas->count; i++) atomic_store(&replicas->marks[i], 0);
+    tdm__undo_barrier();
+}
+
+void tdm__replicas_clear(tdm__replicas *replicas)
+{
+    if (!replicas) return;
+    for (int64_t r = 0; r < replicas->count; r++)
+        for (int k = 0; k < replicas->array_count; k++)
+            tdm__numbers_clear(tdm__replica_array(replicas, r, 0, k), replicas->stride);
+}
+
+void tdm__replicas_mark(const tdm_params *store, uint64_t mark)
+{
+    const tdm__replicas *replicas = store->replicas;
+    if (!replicas) return;
+    for (int64_t r = 0; r < replicas->count; r++) {
+        if (store->layout->node_of_place[tdm__replica_home(store, r)] != store->layout->node)
+            continue;
+        atomic_store(version_mark(replicas, r, replicas->current[r]), mark);
+        atomic_store(version_mark(replicas, r, 1 - replicas->current[r]), 0);
+    }
+}
+
+void tdm__replicas_attach(tdm__replicas *replicas, uint64_t mark)
+{
+    if (!replicas) return;
+    for (int64_t r = 0; r < replicas->count; r++)
+        replicas->current[r] = mark > 0 && atomic_load(version_mark(replicas, r, 1)) == mark;
+}
+
+/* ---- recovery -------------------------------------------------------------------------------- */
+
+/* The nodes that hold each replica: node_count x count. */
+static tdm_status replicas_exchange(const tdm_params *store, uint64_t mark, bool here,
+                                    uint8_t *held, tdm_error *err)
+{
+    const tdm__replicas *replicas = store->replicas;
+    const tdm__layout *layout = store->layout;
+    uint8_t *own = held + (size_t)layout->node * (size_t)replicas->count;
+    for (int64_t r = 0; r < replicas->count; r++)
+        own[r] = here && (atomic_load(version_mark(replicas, r, 0)) == mark ||
+                          atomic_load(version_mark(replicas, r, 1)) == mark);
+    if (!layout->leaders) return TDM_OK;
+    return tdm_group_all_gather(layout->leaders, NULL, held,
+                                (size_t)layout->node_count * (size_t)replicas->count, TDM_DTYPE_U8,
+                                err);
+}
+
+static int replica_source(const tdm_params *store, const uint8_t *held, int64_t replica)
+{
+    for (int node = 0; node < store->layout->node_count; node++)
+        if (held[node * store->replicas->count + replica]) return node;
+    return -1;
+}
+
+/* Sends the version of a replica from a node to that of its home; all leaders take part in the broadcast. */
+static tdm_status replica_send(const tdm_params *store, int64_t replica, uint64_t mark, int source,
+                               int target, float *window, tdm_error *err)
+{
+    const tdm__replicas *replicas = store->replicas;
+    const tdm__layout *layout = store->layout;
+    int from = atomic_load(version_mark(replicas, replica, 1)) == mark;
+    size_t elements = replicas->stride * (size_t)replicas->array_count;
+    bool takes = layout->node == target;
+    if (takes)
+        for (int v = 0; v < 2; v++) atomic_store(version_mark(replicas, replica, v), 0);
+    tdm__undo_barrier();
+
+    for (size_t at = 0; at < elements; at += RECOVER_WINDOW) {
+        size_t count = elements - at < RECOVER_WINDOW ? elements - at : RECOVER_WINDOW;
+        float *data = window;
+        if (layout->node == source) data = tdm__replica_array(replicas, replica, from, 0) + at;
+        if (takes) data = tdm__replica_array(replicas, replica, 0, 0) + at;
+        TDM_TRY(tdm_group_broadcast(layout->leaders, data, count, TDM_DTYPE_F32, source, err));
+    }
+
+    tdm__undo_barrier();
+    if (takes) atomic_store(version_mark(replicas, replica, 0), mark);
+    return TDM_OK;
+}
+
+static tdm_status replicas_send(const tdm_params *store, uint64_t mark, const uint8_t *held,
+                                float *window, tdm_error *err)
+{
+    const tdm__layout *layout = store->layout;
+    tdm_status status = TDM_OK;
+    TDM_TRY(tdm__undo_write_begin(store->undo_log, err));
+    for (int64_t r = 0; r < store->replicas->count && status == TDM_OK; r++) {
+        int target = layout->node_of_place[tdm__replica_home(store, r)];
+        if (held[target * store->replicas->count + r]) continue;
+        int source = replica_source(store, held, r);
+        status = replica_send(store, r, mark, source, target, window, err);
+    }
+    tdm__undo_write_end(store->undo_log);
+    return status;
+}
+
+tdm_status tdm__replicas_recover(const tdm_params *store, uint64_t mark, bool here, bool *found,
+                                 tdm_error *err)
+{
+    const tdm__replicas *replicas = store->replicas;
+    *found = true;
+    if (!replicas || replicas->array_count == 0) return TDM_OK;
+    size_t nodes = (size_t)store->layout->node_count;
+    uint8_t *held = calloc(nodes * (size_t)replicas->count, 1);
+    float *window = malloc(RECOVER_WINDOW * sizeof(float));
+    tdm_status status = held && window ? TDM_OK : tdm_fail_oom(err, "for a recovery");
+    if (status == TDM_OK) status = replicas_exchange(store, mark, here, held, err);
+    for (int64_t r = 0; r < replicas->count && status == TDM_OK && *found; r++)
+        *found = replica_source(store, held, r) >= 0;
+    if (status == TDM_OK && *found && store->layout->leaders)
+        status = replicas_send(store, mark, held, window, err);
+    free(window);
+    free(held);
+    return status;
+}
