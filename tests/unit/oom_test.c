@@ -14,6 +14,7 @@
 
 #include <tandem/checkpoint.h>
 #include <tandem/data.h>
+#include <tandem/inference.h>
 #include <tandem/job.h>
 #include <tandem/nn.h>
 #include <tandem/os.h>

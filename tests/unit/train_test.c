@@ -11,6 +11,7 @@
 #include "os/os.h"
 #include "train/internal.h"
 
+#include <tandem/inference.h>
 #include <tandem/train.h>
 
 #include <errno.h>
