@@ -16,7 +16,7 @@
  *    two ranks that send to each other only one does at a time (`bench/comm --only wire` shows the
  *    difference). The receiver keeps payloads that it does not expect yet, bounded by the engine,
  *    at the cost of one copy;
- *  - no output on the terminal. (comm/module.c handles what UCX does while it is loaded.)
+ *  - no output on the terminal. (transport/plugin.c handles what UCX does while it is loaded.)
  *
  * Settings of UCX's own transports (TCP_...) can be set only through the environment, which is
  * therefore changed while UCX reads it; no other thread should read it meanwhile.
