@@ -201,8 +201,8 @@ static void ucx_destroy(tdm__transport *transport)
     tdm__ucx_pump_stop(u);
     if (u->unmet) {
         /* UCX 1.13 aborts the process if connections are closed while they are being made
-         * (assertions in wireup_ep.c, ucp_request.c and tcp_ep.c). Leaking memory and descriptors
-         * is the smaller loss. */
+         * (assertions in wireup_ep.c, ucp_request.c and tcp_ep.c). So their memory and descriptors
+         * are not released. */
         tdm_log(TDM_LOG_INFO, "comm",
                 "UCX cannot close connections that are being made: they stay open "
                 "until this process ends");
