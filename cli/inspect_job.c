@@ -15,6 +15,7 @@
 #include <tandem/optim.h>
 #include <tandem/os.h>
 #include <tandem/parallel.h>
+#include <tandem/resources.h>
 
 /* The values of memory.recompute, in order. */
 static const char *const way_names[] = {"none", "blocks", "full"};

@@ -4,6 +4,7 @@
 
 #include "cli.h"
 
+#include <tandem/inference.h>
 #include <tandem/train.h>
 
 /* Prints the library's warnings on the terminal (such as a damaged checkpoint that was skipped). */

@@ -94,7 +94,7 @@ typedef struct check_test {
 } check_test;
 
 /* The cases of one file. `set_up` runs before each case and `tear_down` after it, also after a
- * failed REQUIRE; * both can be NULL. */
+ * failed REQUIRE; both can be NULL. */
 typedef struct check_suite {
     const check_test *tests;
     size_t count;
@@ -110,7 +110,7 @@ int check_main_suites(int argc, char **argv, const check_suite *const *suites, s
 /* clang-format on */
 
 /* CHECK_SUITE(NAME, TESTS[, .set_up = FUNCTION, .tear_down = FUNCTION]): the suite of a file, by
- * its array of * tests. A header of the program declares it: `extern const check_suite NAME;`. */
+ * its array of tests. A header of the program declares it: `extern const check_suite NAME;`. */
 #define CHECK_SUITE(name, ...) CHECK_SUITE_OF(name, __VA_ARGS__, )
 #define CHECK_SUITE_OF(name, array, ...)                                                           \
     const check_suite name = {                                                                     \
@@ -139,8 +139,8 @@ int check_main_suites(int argc, char **argv, const check_suite *const *suites, s
 /* ---- fixtures ---------------------------------------------------------------------------------- */
 
 /* A temporary directory, created by the first call within a case and removed after the case.
- * Where the first call * comes before check_main(), all cases share the directory; check_main()
- * removes it at its end. Forked children use the * directory of their parent and do not remove
+ * Where the first call comes before check_main(), all cases share the directory; check_main()
+ * removes it at its end. Forked children use the directory of their parent and do not remove
  * it. */
 const char *check_dir(void);
 

@@ -24,6 +24,7 @@
 #include <tandem/eval.h>
 #include <tandem/job.h>
 #include <tandem/os.h>
+#include <tandem/resources.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -46,117 +47,6 @@ TDM_API tdm_status tdm_run_checkpoint(const char *path, tdm_arena *arena, char *
  * opens it; `read` is then called again with the newest one. */
 TDM_API tdm_status tdm_run_read(const char *path, tdm_arena *arena, tdm_checkpoint_read_fn read,
                                 void *user, tdm_error *err);
-
-/* ---- models from checkpoints ----------------------------------------------------------------- */
-
-/* A trained model with everything inference needs, loaded from a run or a checkpoint file. */
-typedef struct tdm_model tdm_model;
-
-/* The shared object that implements a checkpoint's model, as its job names it. NULLs for built-in models. */
-typedef struct tdm_model_code {
-    const char *library, *sha256;
-} tdm_model_code;
-
-/* Reads `tdm_model_code` from the checkpoint at `path` without loading the code. */
-TDM_API tdm_status tdm_model_code_of(const tdm_checkpoint *checkpoint, const char *path,
-                                     tdm_arena *arena, tdm_model_code *out, tdm_error *err);
-
-/*
- * Opens a model. A checkpoint whose model is a shared object executes that file, so it is opened only in two
- * cases: `allowed_library` (may be NULL) names the file to load, and its SHA-256 is the checkpoint's; or the job of
- * the run at `path`, or of the run that contains the checkpoint `path`, names the same file with the
- * same SHA-256. Otherwise TDM_ERR_INVALID.
- */
-TDM_API tdm_status tdm_model_open(const char *path, const char *allowed_library, tdm_model **out,
-                                  tdm_error *err);
-TDM_API void tdm_model_close(tdm_model *model);
-TDM_API const char *tdm_model_path(const tdm_model *model); /* of the checkpoint */
-TDM_API const tdm_job *tdm_model_job(const tdm_model *model);
-TDM_API const tdm_checkpoint_content *tdm_model_content(const tdm_model *model);
-/* `batch` 0: the job's eval.batch. Destroy the predictor before closing the model. */
-TDM_API tdm_status tdm_model_predictor(tdm_model *model, int64_t batch, tdm_predictor **out,
-                                       tdm_error *err);
-/* A decoder for token models: reads a text and predicts the next token. Destroy it before closing the
- * model. TDM_ERR_UNSUPPORTED for other models. */
-TDM_API tdm_status tdm_model_decoder(tdm_model *model, tdm_decoder **out, tdm_error *err);
-/* Options for reading a data file for this model: the job's, with the model's classes. */
-TDM_API tdm_data_options tdm_model_data_options(const tdm_model *model);
-
-/* The data of a job, read and split. `test` is NULL when the job has none. */
-typedef struct tdm_job_data {
-    /* the data set that train and test are parts of, if it was split; else NULL */
-    tdm_dataset *whole;
-    tdm_dataset *train;
-    tdm_dataset *test;
-} tdm_job_data;
-
-TDM_API tdm_status tdm_job_data_load(const tdm_job *job, tdm_job_data *out, tdm_error *err);
-TDM_API void tdm_job_data_release(tdm_job_data *data);
-
-/* ---- memory ---------------------------------------------------------------------------------- */
-
-/* The ranks to estimate for, spread evenly over the hosts. 0 ranks: as many as tdm_train would start;
- * 0 hosts: one. */
-typedef struct tdm_memory_world {
-    int rank_count, host_count;
-    int thread_count; /* of each rank; 0: its share of the CPUs of this host */
-} tdm_memory_world;
-
-/* Memory of one rank for one value of parallel.zero. Memory shared by the ranks of a host is divided
- * equally between them. */
-typedef struct tdm_memory_stage {
-    uint64_t parameter_bytes; /* with buffers and memory for gathered parameters */
-    uint64_t gradient_bytes;
-    uint64_t optimiser_bytes; /* with the average of the weights; without what is in files */
-    uint64_t activation_bytes;
-    uint64_t total_bytes; /* with evaluation and data */
-    /* parameters, gradients and state by the published formula: see docs/memory.md */
-    uint64_t formula_bytes;
-} tdm_memory_stage;
-
-enum { TDM_ZERO_STAGES = 4 };
-
-/* What a job needs in memory while it trains, without the program itself. Bytes are those of one host, one
- * with the most ranks, unless a field says otherwise. Planned as for training, but nothing is mapped. */
-typedef struct tdm_memory_estimate {
-    int worker_count; /* on all hosts */
-    int host_count;
-    int host_workers;
-    int thread_count; /* of each worker */
-    int64_t batch;    /* rows of a step */
-    int64_t lane_count;
-    int64_t lane_rows;        /* of the largest lane */
-    uint64_t parameter_bytes; /* trained; one copy for all workers, unless it is sharded */
-    uint64_t buffer_bytes;    /* not trained */
-    int gradient_buffers;     /* complete ones */
-    uint64_t gradient_bytes;
-    int optimiser_numbers; /* per parameter, including the average of the weights */
-    uint64_t optimiser_bytes;
-    uint64_t arena_bytes;      /* activations of each worker */
-    uint64_t unshared_bytes;   /* arena_bytes if no buffer were reused */
-    uint64_t activation_bytes; /* of all workers of the host */
-    uint64_t evaluation_bytes; /* for each worker */
-    uint64_t data_bytes;       /* for each worker */
-    uint64_t file_bytes;       /* the part of optimiser_bytes that is in files; not in the total */
-    uint64_t total_bytes;
-    uint64_t forward_flops; /* of the largest lane, like the next two */
-    uint64_t backward_flops;
-    uint64_t recomputed_flops;                /* part of backward_flops, see memory.recompute */
-    tdm_memory_stage stages[TDM_ZERO_STAGES]; /* of one rank, by parallel.zero */
-} tdm_memory_estimate;
-
-/* `world` NULL: all fields 0. Needs the data for shapes and counts. TDM_ERR_JOB_INVALID: more ranks than
- * lanes. */
-TDM_API tdm_status tdm_memory_estimate_of(const tdm_job *job, const tdm_job_data *data,
-                                          const tdm_memory_world *world, tdm_memory_estimate *out,
-                                          tdm_error *err);
-/* The graph and the plan of the largest lane, for which the estimate was made. */
-TDM_API tdm_status tdm_memory_plan(const tdm_job *job, const tdm_job_data *data,
-                                   const tdm_memory_estimate *estimate, tdm_graph **out_graph,
-                                   tdm_plan **out_plan, tdm_error *err);
-/* The memory the job may use: memory.limit, or 95 % of what is available on the machine and in the process's
- * control group, whichever is less. UINT64_MAX: unknown, treated as no limit. */
-TDM_API uint64_t tdm_memory_budget(const tdm_job *job);
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 

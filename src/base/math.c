@@ -2,7 +2,7 @@
  * math.c: exp, log, sin, cos and whole powers in double precision, with the same bits everywhere.
  *
  * The C library's functions differ in their last bits between libraries, versions and CPUs. These are
- * sequences of additions, multiplications and divisions, each rounded by itself, so a result is a
+ * sequences of additions, multiplications and divisions, each rounded separately, so a result is a
  * function of its argument alone. Polynomials are those of Sun's freely distributable library
  * (fdlibm). Errors are below 1 unit in the last place, and below 0.51 for powers in [2^-500, 2^500].
  *

@@ -57,7 +57,7 @@
 /* How long rank 0 retries to listen at a port in use: an earlier world may still be ending. */
 #define TDM__TIMING_BOOT_LISTEN_S 3.0
 /* How long a rank waits for each frame of the handshake: twice TDM__TIMING_NET_PROOF_S, so that a busy hub closes
- * the connection first and says why. */
+ * the connection first and gives the reason. */
 #define TDM__TIMING_BOOT_HANDSHAKE_S 10.0
 /* How much longer than join_s a rank waits: the hub reports the timeout and the missing ranks. */
 #define TDM__TIMING_BOOT_REPORT_S 1.0

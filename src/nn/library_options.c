@@ -119,11 +119,11 @@ static tdm_status check_row(const tdm_job *job, const tdm_model_library *model,
                           "model.options: the model %s needs '%s', %s; set it", model->name,
                           row->name, tdm_str_text(&wanted));
     else if (given)
-        status = tdm_fail(err, TDM_ERR_JOB_INVALID, "model.options: '%s' wants %s, got '%s'",
+        status = tdm_fail(err, TDM_ERR_JOB_INVALID, "model.options: '%s' expects %s, got '%s'",
                           row->name, tdm_str_text(&wanted), given);
     else
         status = tdm_fail(err, TDM_ERR_FORMAT,
-                          "the model's table has the default '%s' for '%s', which wants %s", text,
+                          "the model's table has the default '%s' for '%s', which expects %s", text,
                           row->name, tdm_str_text(&wanted));
     tdm_str_release(&wanted);
     return status;

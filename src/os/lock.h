@@ -1,9 +1,9 @@
 /*
  * lock.h: a lock in shared memory, for processes that may die or be stopped while they hold it.
  *
- * A holder that dies passes the lock on; whatever the lock protects must be valid after every store, because the
- * next holder continues from there. A holder that is stopped (SIGSTOP, a debugger) for more than a second while
- * another process waits is killed, so that one process cannot block all others of a run.
+ * When a holder dies, the next process gets the lock. It continues with what the dead holder has written so far,
+ * so what the lock protects must be valid after every store. A holder that is stopped (SIGSTOP, a debugger) for more
+ * than a second while another process waits is killed, so that one process cannot block all others of a run.
  */
 #ifndef TANDEM_OS_LOCK_H
 #define TANDEM_OS_LOCK_H

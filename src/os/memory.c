@@ -11,7 +11,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* Version 1 says "no limit" with a number near 2^63. */
+/* In version 1 a number near 2^63 means "no limit". */
 #define NO_LIMIT_BYTES ((uint64_t)1 << 60)
 
 static void note_limit(const tdm__cgroup_level *level, void *user)

@@ -47,7 +47,7 @@ bool tdm__proc_number(const char *text, const char *key, uint64_t *out)
     return false;
 }
 
-/* True when `list` ("cpu,cpuacct") holds `word`. */
+/* Whether `list` ("cpu,cpuacct") contains `word`. */
 static bool list_has(const char *list, size_t length, const char *word)
 {
     size_t word_length = strlen(word);

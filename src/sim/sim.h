@@ -1,5 +1,5 @@
 /*
- * sim.h: shared declarations of the simulator (the public interface is tandem/sim.h).
+ * sim.h: shared declarations of the simulator (simulator.h has its interface).
  *
  * There is one thread. Each rank is a coroutine (sim_fiber.c). The scheduler (sim_schedule.c) takes
  * the next event from a heap ordered by (time, number) and executes it, which may let a rank run

@@ -5,8 +5,8 @@
  * byte has left, whatever happens to the message. Large ones stay at the sender: the head arrives,
  * take() sends a request back, the payload is copied from buffer to buffer, and only then are
  * sent() and received() called. So code that relies on a send ending before its receiver takes it
- * fails here. Events for a rank that is not running are notes in its inbox, which progress() turns
- * into callbacks.
+ * fails here. Events for a rank that is not running become notes in its inbox, which progress()
+ * turns into callbacks.
  *
  * Invariants: a message lives while an event, a note, a list or the engine refers to it. `data` and
  * `cookie` are read only while sender_ended is false; `into` and `take_cookie` only between take()

@@ -82,7 +82,7 @@ typedef enum tdm_op_kind {
     TDM_OP_ATTENTION_GRAD, /* dy, qkv, y, lse, [lengths] -> d_qkv */
     TDM_OP_CROSS_ENTROPY, /* logits [..., V], classes i32 [...] -> loss [], probabilities [..., V] */
     TDM_OP_CROSS_ENTROPY_GRAD, /* probabilities, classes, d_loss [] -> d_logits */
-    TDM_OP_LOSS,         /* x, target -> loss []: `loss` says which of the element-wise ones */
+    TDM_OP_LOSS,         /* x, target -> loss []: `loss` selects one of the element-wise ones */
     TDM_OP_LOSS_GRAD,    /* x, target, d_loss [] -> dx */
     TDM_OP_PENALTY,      /* w -> scale * sum |w| (power 1) or scale * sum w^2 (power 2), a scalar */
     TDM_OP_PENALTY_GRAD, /* w, d [] -> dw */

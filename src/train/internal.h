@@ -6,6 +6,7 @@
 #include "comm/comm.h"
 #include "optim/optim.h"
 #include "parallel/parallel.h"
+#include "resources/resources.h"
 
 #include <tandem/comm.h>
 #include <tandem/os.h>
@@ -217,17 +218,6 @@ void tdm__bad_number_text(const tdm_bad_number *bad, const tdm_dataset *train, i
 /* What the user can do about it. */
 const char *tdm__bad_number_advice(const tdm_bad_number *bad, const tdm_job *job);
 
-/* ---- memory (memory.c) ----------------------------------------------------------------------- */
-
-/* The number of workers if `worker_count` were requested; 0: chosen here. */
-int tdm__workers_of(const tdm_job *job, int worker_count);
-/* Threads per worker if this host has `host_workers`, before a world exists. */
-int tdm__threads_guess(const tdm_job *job, int host_workers);
-/* TDM_ERR_NO_MEMORY if the job with all ranks of this host does not fit; with `resumes`, suggestions do not
- * change the result. `threads`: per rank. */
-tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, tdm_comm *comm,
-                             int threads, bool resumes, tdm_error *err);
-
 /* ---- CPUs (cpus.c) ---------------------------------------------------------------------------- */
 
 /* The number of threads of this rank; informs the kernels whether each thread has a CPU. With `logs`, rank 0 warns
@@ -272,14 +262,13 @@ tdm_status tdm__host_names(tdm_comm *comm, tdm__host_name *out, tdm_error *err);
  * exists until the segment is closed. */
 void tdm__data_share(tdm_job_data *data, const char *hash, tdm_shm *shm);
 
-/* ---- checkpoints (model.c) ------------------------------------------------------------------- */
+/* ---- the job in a checkpoint (checkpoint_job.c) ------------------------------------------------ */
 
-/* Parses the job in a checkpoint. The caller destroys the document. */
+/* Parses the job in a checkpoint; files that it names are not checked. The caller destroys the document. */
 tdm_status tdm__checkpoint_job(const tdm_checkpoint *checkpoint, const char *path,
                                tdm_job_document **out, tdm_error *err);
-/* The shape of a sample: data.shape if the job sets it (its element count must match the data set's samples),
- * else the shape in the data set. */
-tdm_status tdm_job_sample_shape(const tdm_job *job, const tdm_dataset *dataset, tdm_shape *out,
-                                tdm_error *err);
+/* The same, with one key changed: `override` is "KEY=VALUE". */
+tdm_status tdm__checkpoint_job_with(const tdm_checkpoint *checkpoint, const char *path,
+                                    const char *override, tdm_job_document **out, tdm_error *err);
 
 #endif

@@ -29,7 +29,7 @@ extern TDM_API const tdm__module tdm_comm_module;
  * Opens a transport by name, from the directory of the library (in a build tree) or its
  * subdirectory `tandem` (installed). It stays open until the program ends. TDM_ERR_UNSUPPORTED if
  * this build has no such module, TDM_ERR_NOT_FOUND if its file is missing, TDM_ERR_FORMAT if it
- * cannot be loaded or belongs to another build; the message says what to install.
+ * cannot be loaded or belongs to another build; the message names what to install.
  */
 tdm_status tdm__module_find(const char *name, const tdm__transport_ops **out, tdm_error *err);
 /* The same from a given file. */

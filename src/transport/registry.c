@@ -1,7 +1,7 @@
 /*
  * registry.c: the list of transports, for open.c and `tandem doctor`.
  *
- * shm, tcp and sim are built in; ucx and mpi are modules, which are opened on first use.
+ * shm and tcp are built in; ucx and mpi are plugins, which are opened on first use.
  */
 #include "transport/registry.h"
 #include "transport/plugin.h"

@@ -10,7 +10,7 @@
 tdm_status tdm__transport_find(const char *name, const tdm__transport_ops **out, tdm_error *err);
 
 /* Iterates over the transports: name, description, and whether the transport is usable here (else
- * `why` says what is missing). Returns false past the end. For `tandem doctor`. */
+ * `why` names what is missing). Returns false past the end. For `tandem doctor`. */
 typedef struct tdm_transport_info {
     const char *name;
     const char *about;

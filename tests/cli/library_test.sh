@@ -119,10 +119,10 @@ test_options_from_the_command_line() {
     assert_exit 2 "$TANDEM" train job.yaml --set model.options.widht=9
     assert_contains "$err" "unknown option 'widht'; did you mean 'width'?"
     assert_exit 2 "$TANDEM" job check job.yaml --set model.options.width=0
-    assert_contains "$err" "'width' wants a whole number from 1 to 65536, got '0'"
+    assert_contains "$err" "'width' expects a whole number from 1 to 65536, got '0'"
     assert_exit 2 "$TANDEM" job check job.yaml --set model.options.width=0 --json
     assert_contains "$out" '"ok":false'
-    assert_contains "$out" "'width' wants a whole number"
+    assert_contains "$out" "'width' expects a whole number"
 }
 
 test_a_library_that_is_gone() {

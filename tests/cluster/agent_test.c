@@ -27,7 +27,8 @@
 enum { WAIT_S = 30, MAX_WORKERS = 16 };
 #define SESSION "trial"
 
-static char self[4096], directory[] = "/tmp/tandem-agent-XXXXXX";
+static char self[4096];
+static const char *directory;
 
 /* ---- a worker -------------------------------------------------------------------------------- */
 
@@ -244,7 +245,7 @@ static outcome finish(agent a)
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-static void a_killed_worker_is_told_and_replaced(void)
+static void a_killed_worker_is_reported_and_replaced(void)
 {
     open_store();
     agent a = start_agent("sleep", (tdm_agent_options){.count = 2});
@@ -365,7 +366,7 @@ static void workers_outlive_their_agent(void)
     close_store();
 }
 
-static void who_does_not_end_is_killed(void)
+static void a_worker_that_does_not_end_is_killed(void)
 {
     open_store();
     agent a = start_agent("stubborn", (tdm_agent_options){.count = 2, .grace_s = 0.3});
@@ -385,7 +386,7 @@ static void who_does_not_end_is_killed(void)
 }
 
 /* A stop request ends the agent's pause before a restart. */
-static void a_planned_restart_delays_no_stop(void)
+static void a_planned_restart_does_not_delay_a_stop(void)
 {
     open_store();
     agent a = start_agent("die", (tdm_agent_options){.count = 1, .backoff_s = 20, .grace_s = 60});
@@ -493,7 +494,7 @@ static void put(const char *key, const char *value)
 
 /* Agents of two hosts, whose workers write many lines; rank 0 is on the first host. The lines of the
  * other host arrive in the log there, dropped lines are counted, and invalid lines are left out. */
-static void lines_of_all_hosts_come_into_one_log(void)
+static void lines_of_all_hosts_are_in_one_log(void)
 {
     char path[64], worker_id[TDM_MEMBER_ID_BYTES] = "here.0.1";
     const char *const ids[] = {worker_id};
@@ -569,7 +570,7 @@ static void a_full_disk_is_named(void)
 
 /* ---- the runtime directory ------------------------------------------------------------------- */
 
-static void sessions_are_held_and_cleared_up(void)
+static void sessions_are_locked_and_removed(void)
 {
     char path[128];
     tdm_error err = {0};
@@ -711,17 +712,17 @@ static void tasks_follow_their_first(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(a_killed_worker_is_told_and_replaced),
+    CHECK_TEST(a_killed_worker_is_reported_and_replaced),
     CHECK_TEST(too_many_deaths_end_it),
     CHECK_TEST(a_crash_that_repeats_is_a_bug),
     CHECK_TEST(an_error_of_the_job_ends_it_for_all),
     CHECK_TEST(workers_outlive_their_agent),
-    CHECK_TEST(a_planned_restart_delays_no_stop),
-    CHECK_TEST(who_does_not_end_is_killed),
+    CHECK_TEST(a_planned_restart_does_not_delay_a_stop),
+    CHECK_TEST(a_worker_that_does_not_end_is_killed),
     CHECK_TEST(a_fenced_worker_is_replaced),
-    CHECK_TEST(lines_of_all_hosts_come_into_one_log),
+    CHECK_TEST(lines_of_all_hosts_are_in_one_log),
     CHECK_TEST(a_full_disk_is_named),
-    CHECK_TEST(sessions_are_held_and_cleared_up),
+    CHECK_TEST(sessions_are_locked_and_removed),
     CHECK_TEST(tasks_follow_their_first),
 };
 
@@ -729,9 +730,7 @@ int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--worker") == 0) return be_worker(argv[2]);
     ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    if (length <= 0 || !mkdtemp(directory) || prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return 1;
-    int code = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
-    char command[128];
-    snprintf(command, sizeof(command), "rm -rf '%s'", directory);
-    return system(command) == 0 ? code : 1;
+    if (length <= 0 || prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return 1;
+    directory = check_dir();
+    return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }

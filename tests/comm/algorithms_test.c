@@ -466,7 +466,7 @@ static void lanes_are_added_by_the_tree(void)
 }
 
 /* Slices of any lengths: with and without lanes, in place at the offset of the slice. */
-static void cuts_are_kept_to(void)
+static void cuts_are_respected(void)
 {
     uint64_t seed = 3000000;
     int fitted[TDM_ALGORITHM_WINDOW + 1] = {0};
@@ -600,7 +600,7 @@ static void check_claim(const trial *t, bool large)
     world_release(&w);
 }
 
-static void headers_say_what_happens(void)
+static void headers_match_the_behaviour(void)
 {
     static const int some[] = {1, 2, 3, 4, 5, 8, 12, 16, 17};
     for (int a = 0; a < LENGTH(over_messages); a++)
@@ -677,8 +677,8 @@ static void scratch_is_kept_within_bounds(void)
 static const check_test tests[] = {
     CHECK_TEST(every_call_gives_the_plain_result),
     CHECK_TEST(lanes_are_added_by_the_tree),
-    CHECK_TEST(cuts_are_kept_to),
-    CHECK_TEST(headers_say_what_happens),
+    CHECK_TEST(cuts_are_respected),
+    CHECK_TEST(headers_match_the_behaviour),
     CHECK_TEST(parts_are_sent_as_they_are),
     CHECK_TEST(scratch_is_kept_within_bounds),
 };

@@ -128,7 +128,7 @@ static void turn_away_every_misfit(tdm_security security)
     finish(&w);
 }
 
-static void every_misfit_is_turned_away(void)
+static void every_mismatch_is_refused(void)
 {
     turn_away_every_misfit(TDM_SECURITY_OFF);
     turn_away_every_misfit(TDM_SECURITY_PSK);
@@ -216,7 +216,7 @@ static void turn_away_another_user(void)
     finish(&w);
 }
 
-static void a_refused_rank_may_come_again(void)
+static void a_refused_rank_may_try_again(void)
 {
     world w = {.size = 2,
                .rendezvous = unix_name(),
@@ -357,7 +357,7 @@ static int rank_among_strangers(const world *w, int rank)
     return 0;
 }
 
-static void strangers_are_harmless(void)
+static void unauthenticated_connections_have_no_effect(void)
 {
     for (int i = 0; i < 2; i++) {
         world w = {.size = 3,
@@ -608,10 +608,10 @@ static void hosts_are_numbered_by_their_lowest_rank(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(every_misfit_is_turned_away),
-    CHECK_TEST(a_refused_rank_may_come_again),
+    CHECK_TEST(every_mismatch_is_refused),
+    CHECK_TEST(a_refused_rank_may_try_again),
     CHECK_TEST(missing_ranks_are_named),
-    CHECK_TEST(strangers_are_harmless),
+    CHECK_TEST(unauthenticated_connections_have_no_effect),
     CHECK_TEST(a_secret_is_not_left_in_memory),
     CHECK_TEST(files_of_the_dead_are_replaced),
     CHECK_TEST(addresses_of_a_file),

@@ -67,7 +67,7 @@ static void everything_has_an_algorithm_that_fits(void)
     tdm__choices_release(&p.comm.choices);
 }
 
-static void the_one_asked_for_is_taken_when_it_fits(void)
+static void the_requested_algorithm_is_used_if_possible(void)
 {
     place p;
     place_init(&p, 6, 6);
@@ -149,14 +149,9 @@ static void cuts_leave_enough_step_numbers(void)
 
 /* ---- files and bytes ---------------------------------------------------------------------------- */
 
-static char directory[] = "build/choose_test.XXXXXX";
-
 static const char *file_with(const char *text)
 {
-    static char path[64];
-    snprintf(path, sizeof(path), "%s/tune.json", directory);
-    CHECK_INT(tdm_file_replace(path, text, strlen(text), NULL), TDM_OK);
-    return path;
+    return check_write("tune.json", text);
 }
 
 #define ROW(KIND, HOST, SIZE, BYTES, ALGORITHM, SEGMENT)                                           \
@@ -235,7 +230,7 @@ static void bad_files_are_refused(void)
     CHECK_INT(tdm__choices_load("build/no/such/file", &choices, &err), TDM_ERR_NOT_FOUND);
 }
 
-static void bytes_come_back(void)
+static void bytes_round_trip(void)
 {
     tdm__choices built_in = {0}, back = {0};
     tdm_error err;
@@ -367,24 +362,15 @@ static void slices_cover_everything_once(void)
 
 static const check_test tests[] = {
     CHECK_TEST(everything_has_an_algorithm_that_fits),
-    CHECK_TEST(the_one_asked_for_is_taken_when_it_fits),
+    CHECK_TEST(the_requested_algorithm_is_used_if_possible),
     CHECK_TEST(rows_count_by_size_then_bytes_then_order),
     CHECK_TEST(cuts_leave_enough_step_numbers),
     CHECK_TEST(measured_rows_take_the_place_of_built_in_ones),
     CHECK_TEST(bad_files_are_refused),
-    CHECK_TEST(bytes_come_back),
+    CHECK_TEST(bytes_round_trip),
     CHECK_TEST(lane_nodes_are_the_largest_whole_sub_trees),
     CHECK_TEST(lanes_are_checked),
     CHECK_TEST(slices_cover_everything_once),
 };
 
-int main(int argc, char **argv)
-{
-    if (tdm_dir_make("build", NULL) != TDM_OK || !mkdtemp(directory)) return 1;
-    int result = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
-    char path[64];
-    snprintf(path, sizeof(path), "%s/tune.json", directory);
-    unlink(path);
-    rmdir(directory);
-    return result;
-}
+CHECK_MAIN(tests)

@@ -184,7 +184,7 @@ static int rank_that_mourns(const world *w, int rank)
     return 0;
 }
 
-static void death_is_told_to_all(void)
+static void a_death_is_reported_to_all(void)
 {
     for (int victim = 0; victim < 4; victim++) {
         world w = {.size = 4,
@@ -252,7 +252,7 @@ static int rank_that_stays(const world *w, int rank)
     return 0;
 }
 
-static void leaving_is_told_to_all(void)
+static void a_departure_is_reported_to_all(void)
 {
     world w = {.size = 4, .rendezvous = unix_name(), .victim = -1, .rank = rank_that_leaves};
     start(&w);
@@ -295,7 +295,7 @@ static int rank_that_breaks(const world *w, int rank)
     return 0;
 }
 
-static void broken_groups_are_told_to_all(void)
+static void broken_groups_are_reported_to_all(void)
 {
     world w = {.size = 4, .rendezvous = unix_name(), .victim = -1, .rank = rank_that_breaks};
     start(&w);
@@ -471,7 +471,7 @@ static int rank_that_lacks(const world *w, int rank)
     return 0;
 }
 
-static void an_exchange_names_who_lacks(void)
+static void an_exchange_names_the_missing_rank(void)
 {
     world w = {.size = 4, .rendezvous = unix_name(), .victim = -1, .rank = rank_that_lacks};
     start(&w);
@@ -553,7 +553,7 @@ static int rank_that_asks_too_late(const world *w, int rank)
     return 0;
 }
 
-static void last_words_are_told_before_a_question_fails(void)
+static void last_news_arrives_before_a_question_fails(void)
 {
     for (int i = 0; i < (SLOW ? 2 : 5); i++) {
         world w = {.size = 2, .rendezvous = unix_name(), .victim = -1};
@@ -605,7 +605,7 @@ static int rank_that_suspects_a_victim(const world *w, int rank)
     return 0;
 }
 
-static void a_death_is_told_before_a_suspicion_is_confirmed(void)
+static void a_death_is_reported_before_a_suspicion_is_confirmed(void)
 {
     for (int i = 0; i < (SLOW ? 3 : 12); i++) {
         world w = {.size = 4,
@@ -687,7 +687,7 @@ static int rank_that_suspects_beside_a_stopped_hub(const world *w, int rank)
     return 0;
 }
 
-static void a_stopped_hub_confirms_nothing_and_delays_nobody(void)
+static void a_stopped_hub_confirms_nothing_and_delays_no_rank(void)
 {
     setenv("TANDEM_SILENCE", "2", 1);
     world w = {.size = 3,
@@ -851,7 +851,7 @@ static int rank_beside_a_flood(const world *w, int rank)
     return 0;
 }
 
-static void a_flood_holds_nobody_up(void)
+static void a_flood_does_not_delay_ranks(void)
 {
     world w = {
         .size = 2, .rendezvous = tcp_name(AF_INET), .secret = "s", .rank = rank_beside_a_flood};
@@ -860,19 +860,19 @@ static void a_flood_holds_nobody_up(void)
 
 static const check_test tests[] = {
     CHECK_TEST(worlds_join_and_exchange),
-    CHECK_TEST(death_is_told_to_all),
-    CHECK_TEST(leaving_is_told_to_all),
-    CHECK_TEST(broken_groups_are_told_to_all),
+    CHECK_TEST(a_death_is_reported_to_all),
+    CHECK_TEST(a_departure_is_reported_to_all),
+    CHECK_TEST(broken_groups_are_reported_to_all),
     CHECK_TEST(a_stopped_rank_is_not_lost),
     CHECK_TEST(long_silence_is_death),
-    CHECK_TEST(an_exchange_names_who_lacks),
+    CHECK_TEST(an_exchange_names_the_missing_rank),
     CHECK_TEST(reports_do_not_wait_for_events),
-    CHECK_TEST(a_death_is_told_before_a_suspicion_is_confirmed),
+    CHECK_TEST(a_death_is_reported_before_a_suspicion_is_confirmed),
     CHECK_TEST(suspicions_of_living_ranks_are_confirmed),
-    CHECK_TEST(a_stopped_hub_confirms_nothing_and_delays_nobody),
+    CHECK_TEST(a_stopped_hub_confirms_nothing_and_delays_no_rank),
     CHECK_TEST(death_ends_an_exchange),
-    CHECK_TEST(a_flood_holds_nobody_up),
-    CHECK_TEST(last_words_are_told_before_a_question_fails),
+    CHECK_TEST(a_flood_does_not_delay_ranks),
+    CHECK_TEST(last_news_arrives_before_a_question_fails),
 };
 
 int main(int argc, char **argv)

@@ -90,7 +90,7 @@ static void root_disagrees(story *s, tdm_comm *comm, int rank)
     s->seconds[rank] = tdm_sim_now_s(comm);
 }
 
-static void mismatch_is_found_when_nobody_sends(void)
+static void mismatch_is_found_although_no_rank_sends(void)
 {
     story s = {.tell = root_disagrees};
     run(&s, 2, NULL, 0);
@@ -321,7 +321,7 @@ static void one_leaves(story *s, tdm_comm *comm, int rank)
     s->seconds[rank] = tdm_sim_now_s(comm);
 }
 
-static void who_left_is_not_waited_for(void)
+static void a_rank_that_left_is_not_awaited(void)
 {
     story s = {.tell = one_leaves};
     run(&s, 3, NULL, 0);
@@ -393,11 +393,16 @@ static void mistakes_are_this_ranks_alone(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(mismatch_names_ranks_and_calls),  CHECK_TEST(mismatch_is_found_when_nobody_sends),
-    CHECK_TEST(deadline_names_the_missing_rank), CHECK_TEST(death_ends_calls_everywhere),
-    CHECK_TEST(groups_live_and_break_apart),     CHECK_TEST(calls_run_side_by_side),
-    CHECK_TEST(what_is_urgent_goes_first),       CHECK_TEST(messages_are_matched_by_tag),
-    CHECK_TEST(who_left_is_not_waited_for),      CHECK_TEST(revoking_ends_everything),
+    CHECK_TEST(mismatch_names_ranks_and_calls),
+    CHECK_TEST(mismatch_is_found_although_no_rank_sends),
+    CHECK_TEST(deadline_names_the_missing_rank),
+    CHECK_TEST(death_ends_calls_everywhere),
+    CHECK_TEST(groups_live_and_break_apart),
+    CHECK_TEST(calls_run_side_by_side),
+    CHECK_TEST(what_is_urgent_goes_first),
+    CHECK_TEST(messages_are_matched_by_tag),
+    CHECK_TEST(a_rank_that_left_is_not_awaited),
+    CHECK_TEST(revoking_ends_everything),
     CHECK_TEST(mistakes_are_this_ranks_alone),
 };
 CHECK_MAIN(tests)

@@ -160,7 +160,7 @@ static void nonsense_in_the_environment_is_named(void)
     CHECK_HAS(err.message, "tandem run");
 }
 
-static void options_come_before_the_environment(void)
+static void options_override_the_environment(void)
 {
     set_environment("TANDEM_RANK=1 TANDEM_SIZE=2 TANDEM_RENDEZVOUS=unix:e TANDEM_SECRET=s "
                     "TANDEM_TRANSPORT=shm TANDEM_JOB=j TANDEM_RUN=r TANDEM_TUNE=t "
@@ -257,7 +257,7 @@ static tdm_status guess(const char *settings, char *out, tdm_error *err)
     return status;
 }
 
-static void launchers_say_where_to_meet(void)
+static void launchers_set_the_rendezvous(void)
 {
     char one[TDM__MAX_RENDEZVOUS], two[TDM__MAX_RENDEZVOUS];
     tdm_error err = {0};
@@ -436,12 +436,12 @@ static void a_silence_is_slowness_or_death(void)
 static const check_test tests[] = {
     CHECK_TEST(places_are_read_from_launchers),
     CHECK_TEST(nonsense_in_the_environment_is_named),
-    CHECK_TEST(options_come_before_the_environment),
+    CHECK_TEST(options_override_the_environment),
     CHECK_TEST(numbers_of_the_options_have_bounds),
     CHECK_TEST(slurm_lists_begin_with_a_host),
     CHECK_TEST(slurm_counts_tasks),
     CHECK_TEST(launches_have_names),
-    CHECK_TEST(launchers_say_where_to_meet),
+    CHECK_TEST(launchers_set_the_rendezvous),
     CHECK_TEST(rendezvous_are_understood),
     CHECK_TEST(a_silence_is_slowness_or_death),
 };

@@ -44,7 +44,7 @@ static bool is_zero(const uint8_t *bytes, size_t count)
     return count == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0);
 }
 
-static void blocks_are_zero_and_go_back(void)
+static void blocks_are_zero_and_reused(void)
 {
     int fds = count_in("/proc/self/fd");
     tdm__host *host = alone();
@@ -340,7 +340,7 @@ static void dies_with_the_lock(host_bench *b)
     for (int i = 0; i < 50; i++) tdm__host_free(b->host, offsets[i]);
 }
 
-static void a_dead_holder_hands_on(void)
+static void the_lock_of_a_dead_holder_is_taken(void)
 {
     int ends[3];
     host_bench_run(&(host_bench_options){.size = 3, .body = dies_with_the_lock, .out_ends = ends});
@@ -425,7 +425,7 @@ static void strangers_come(const char *name, size_t bytes, void *context)
     fds[STRANGERS] = pid;
 }
 
-static void strangers_are_turned_away(void)
+static void unauthenticated_connections_are_refused(void)
 {
     int fds[STRANGERS + 1] = {0};
     host_bench_run(&(host_bench_options){
@@ -509,7 +509,7 @@ static void spinning(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(blocks_are_zero_and_go_back),
+    CHECK_TEST(blocks_are_zero_and_reused),
     CHECK_TEST(too_much_is_an_error),
     CHECK_TEST(bad_options_are_refused),
     CHECK_TEST(small_address_space),
@@ -517,9 +517,9 @@ static const check_test tests[] = {
     CHECK_TEST(no_ring_is_lost),
     CHECK_TEST(bells_in_poll),
     CHECK_TEST(timeouts),
-    CHECK_TEST(a_dead_holder_hands_on),
+    CHECK_TEST(the_lock_of_a_dead_holder_is_taken),
     CHECK_TEST(blocks_outlive_killed_ranks),
-    CHECK_TEST(strangers_are_turned_away),
+    CHECK_TEST(unauthenticated_connections_are_refused),
     CHECK_TEST(all_or_none),
     CHECK_TEST(spinning),
 };

@@ -9,7 +9,14 @@
  * random. kill_world.h starts the ranks and checks what the survivors report. Prints the slowest survivor on
  * the victim's host and the slowest of the others. hosts_test.sh creates the namespaces.
  */
+#include "base/base.h"
 #include "kill_world.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 enum { RANKS_PER_HOST = 2, MAX_HOSTS = MAX_RANKS / RANKS_PER_HOST };
 

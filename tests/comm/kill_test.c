@@ -8,8 +8,16 @@
  * (with `stop` always SIGSTOP) at a random moment; kill_world.h checks what the others report. Afterwards
  * nothing may be left: no process, no named socket, no file.
  */
+#include "base/base.h"
 #include "kill_world.h"
 #include "transport/registry.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { WORKERS = 3 };
 

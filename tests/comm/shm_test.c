@@ -361,7 +361,7 @@ static void mad_neighbour(host_bench *b)
     free(k);
 }
 
-static void nonsense_does_no_harm(void)
+static void invalid_messages_are_ignored(void)
 {
     for (int round = 0; round < HOST_BENCH_SCALE(3, 1) * (SPOILS + LIES); round++) {
         traffic_shared *shared = shared_new();
@@ -484,7 +484,7 @@ static const check_test tests[] = {
     CHECK_TEST(the_last_may_be_first),
     CHECK_TEST(ranks_are_killed),
     CHECK_TEST(a_living_rank_is_given_up),
-    CHECK_TEST(nonsense_does_no_harm),
+    CHECK_TEST(invalid_messages_are_ignored),
     CHECK_TEST(waiting),
     CHECK_TEST(nowhere),
 };

@@ -294,7 +294,7 @@ static void test_faults_in_time(void)
     }
 }
 
-static void test_crash_is_told(void)
+static void test_crash_is_reported(void)
 {
     tdm_sim_fault faults[2] = {{.kind = TDM_SIM_CRASH, .rank = 0, .at_s = 1.0}};
     int by_transport = 0;
@@ -517,10 +517,15 @@ static void test_refusals(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(test_traffic),       CHECK_TEST(test_many),
-    CHECK_TEST(test_times),         CHECK_TEST(test_faults_in_time),
-    CHECK_TEST(test_crash_is_told), CHECK_TEST(test_forget_and_drop),
-    CHECK_TEST(test_polling),       CHECK_TEST(test_control),
-    CHECK_TEST(test_hung),          CHECK_TEST(test_refusals),
+    CHECK_TEST(test_traffic),
+    CHECK_TEST(test_many),
+    CHECK_TEST(test_times),
+    CHECK_TEST(test_faults_in_time),
+    CHECK_TEST(test_crash_is_reported),
+    CHECK_TEST(test_forget_and_drop),
+    CHECK_TEST(test_polling),
+    CHECK_TEST(test_control),
+    CHECK_TEST(test_hung),
+    CHECK_TEST(test_refusals),
 };
 CHECK_MAIN(tests)

@@ -215,7 +215,7 @@ static void a_reset_after_the_last_frame_is_leaving(void)
     half_end(&h);
 }
 
-static void nothing_comes_after_the_last_frame(void)
+static void nothing_follows_the_last_frame(void)
 {
     half h;
     half_begin(&h);
@@ -367,7 +367,7 @@ static tdm__endpoint published(int rank, const int *hosts, tdm__endpoint here)
 
 /* With a rendezvous file, ranks on the host of rank 0 reach it by loopback: other hosts must not be given
  * that address, but the one at which they reach rank 0. */
-static void loopback_is_no_address_for_other_hosts(void)
+static void loopback_is_not_published_to_other_hosts(void)
 {
     static const int one_host[] = {0, 0, 0}, two_hosts[] = {0, 0, 2};
     static const uint8_t zeros[16];
@@ -383,11 +383,11 @@ static void loopback_is_no_address_for_other_hosts(void)
 static const check_test tests[] = {
     CHECK_TEST(a_link_breaks_while_another_has_left),
     CHECK_TEST(a_reset_after_the_last_frame_is_leaving),
-    CHECK_TEST(nothing_comes_after_the_last_frame),
+    CHECK_TEST(nothing_follows_the_last_frame),
     CHECK_TEST(a_send_that_cannot_be_made_is_a_loss),
     CHECK_TEST(callbacks_may_send),
     CHECK_TEST(last_messages_outlive_their_sender),
-    CHECK_TEST(loopback_is_no_address_for_other_hosts),
+    CHECK_TEST(loopback_is_not_published_to_other_hosts),
 };
 
 int main(int argc, char **argv)

@@ -177,7 +177,7 @@ static void test_keys_change(void)
 
 /* Unencrypted bytes between the opening of a control connection and its encryption must not be taken for the
  * first encrypted messages. */
-static void test_nothing_comes_before_encryption(void)
+static void test_nothing_precedes_encryption(void)
 {
     for (int injected = 0; injected < 2; injected++) {
         ends e = begin();
@@ -438,7 +438,7 @@ static const check_test tests[] = {
     CHECK_TEST(test_another_key),
     CHECK_TEST(test_certificate_in_place_of_the_key),
     CHECK_TEST(test_keys_change),
-    CHECK_TEST(test_nothing_comes_before_encryption),
+    CHECK_TEST(test_nothing_precedes_encryption),
     CHECK_TEST(test_libraries_agree),
     CHECK_TEST(test_damaged_records),
     CHECK_TEST(test_records_of_openssl),

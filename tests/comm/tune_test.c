@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static char directory[64];
+static const char *directory;
 
 static const char *place(const char *name, char out[128])
 {
@@ -159,14 +159,6 @@ static const check_test tests[] = {CHECK_TEST(paths),   CHECK_TEST(rows),
 
 int main(int argc, char **argv)
 {
-    snprintf(directory, sizeof(directory), "/tmp/tandem-tune-XXXXXX");
-    if (!mkdtemp(directory)) return 1;
-    int code = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
-    char path[128];
-    unlink(place("new/directory/tune.json", path));
-    rmdir(place("new/directory", path));
-    rmdir(place("new", path));
-    unlink(place("damaged.json", path));
-    rmdir(directory);
-    return code;
+    directory = check_dir();
+    return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }

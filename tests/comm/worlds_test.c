@@ -341,7 +341,7 @@ static void a_death_while_joining_is_noticed(void)
     strike_joining(SIGKILL, 1, 2, SLOW ? 6 : 12, NULL);
 }
 
-static void a_stopped_rank_holds_up_nobody_who_may_give_up(void)
+static void a_stopped_rank_does_not_block_a_rank_that_may_give_up(void)
 {
     strike_joining(SIGSTOP, 1, 2, SLOW ? 3 : 9, NULL);
 }
@@ -380,7 +380,7 @@ static int rank_that_waits_for_a_third(const party *p, int slot, int first_epoch
     return 0;
 }
 
-static void who_came_and_died_is_not_awaited(void)
+static void a_rank_that_joined_and_died_is_not_awaited(void)
 {
     party p = {.size = 3, .rank = rank_that_waits_for_a_third};
     memset(shared, 0, sizeof(*shared));
@@ -413,7 +413,7 @@ static int rank_that_waits_alone(const party *p, int slot, int first_epoch)
     return 0;
 }
 
-static void who_waits_alone_gives_up_when_told(void)
+static void a_rank_that_waits_alone_can_be_cancelled(void)
 {
     for (int slot = 0; slot < 2; slot++) {
         party p = {.size = 2, .rank = rank_that_waits_alone};
@@ -581,7 +581,7 @@ static int rank_that_may_be_stopped(const party *p, int slot, int first_epoch)
     return 0;
 }
 
-static void a_stopped_rank_that_goes_on_gets_an_error(void)
+static void a_stopped_rank_that_resumes_gets_an_error(void)
 {
     double slowest_s = 0;
     for (int i = 0; i < (SLOW ? 2 : 3); i++) {
@@ -605,14 +605,14 @@ static void a_stopped_rank_that_goes_on_gets_an_error(void)
 static const check_test tests[] = {
     CHECK_TEST(epochs_follow_each_other),
     CHECK_TEST(a_death_while_joining_is_noticed),
-    CHECK_TEST(a_stopped_rank_holds_up_nobody_who_may_give_up),
+    CHECK_TEST(a_stopped_rank_does_not_block_a_rank_that_may_give_up),
     CHECK_TEST(the_same_over_a_network),
-    CHECK_TEST(who_came_and_died_is_not_awaited),
-    CHECK_TEST(who_waits_alone_gives_up_when_told),
+    CHECK_TEST(a_rank_that_joined_and_died_is_not_awaited),
+    CHECK_TEST(a_rank_that_waits_alone_can_be_cancelled),
     CHECK_TEST(old_epochs_are_refused),
     CHECK_TEST(a_death_is_noticed_while_all_compute),
     CHECK_TEST(a_death_after_that_of_rank_0_is_noticed),
-    CHECK_TEST(a_stopped_rank_that_goes_on_gets_an_error),
+    CHECK_TEST(a_stopped_rank_that_resumes_gets_an_error),
 };
 
 int main(int argc, char **argv)

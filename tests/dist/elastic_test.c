@@ -17,7 +17,6 @@
 #include <tandem/train.h>
 
 #include <fcntl.h>
-#include <ftw.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -28,7 +27,7 @@
 enum { SAMPLES = 200, MAX_WORKERS = 6, MAX_LIVES = 40 };
 enum { CODE_FENCED = 7 };
 
-static char directory[] = "/tmp/tandem-elastic-XXXXXX";
+static const char *directory;
 static unsigned run_count;
 
 typedef struct model {
@@ -402,17 +401,9 @@ static void undisturbed(const model *m, int zero, char hash[TDM_SHA256_HEX])
 static const char *const phases[] = {"forward", "backward", "replica",   "reduce",
                                      "update",  "publish",  "checkpoint"};
 
-static int remove_entry(const char *path, const struct stat *about, int type, struct FTW *at)
-{
-    (void)about;
-    (void)type;
-    (void)at;
-    return remove(path);
-}
-
 /* All die in the middle of an update, and the worker that completes it is stopped permanently meanwhile: it
  * must be killed, or it could continue later and overwrite what the others wrote. */
-static void stop_who_finishes(const model *m, const char *hash, const char *phase)
+static void stop_worker_that_finishes(const model *m, const char *hash, const char *phase)
 {
     char request[400], stopped[100];
     plan none = {0};
@@ -430,7 +421,7 @@ static void stop_who_finishes(const model *m, const char *hash, const char *phas
 
 /* A host dies with its part of the state before the first checkpoint: all ranks start again from the initial
  * state. */
-static void begin_anew(const model *m, const char *hash)
+static void begin_again(const model *m, const char *hash)
 {
     char request[200];
     plan none = {0};
@@ -452,15 +443,15 @@ int main(int argc, char **argv)
         else if (strcmp(argv[i], "--keep") == 0)
             keep = true;
     }
-    if (!mkdtemp(directory)) return 1;
+    directory = check_dir();
     write_data();
     plan none = {0};
     for (size_t m = 0; m < sizeof(models) / sizeof(models[0]); m++) {
         char hash[TDM_SHA256_HEX] = "";
         undisturbed(&models[m], 0, hash);
-        if (m == 0) stop_who_finishes(&models[m], hash, "torn");
-        if (m == 0) stop_who_finishes(&models[m], hash, "mend");
-        if (m == 0) begin_anew(&models[m], hash);
+        if (m == 0) stop_worker_that_finishes(&models[m], hash, "torn");
+        if (m == 0) stop_worker_that_finishes(&models[m], hash, "mend");
+        if (m == 0) begin_again(&models[m], hash);
         const int zeros[] = {0, models[m].max_zero < 2 ? models[m].max_zero : 2};
         for (int z = 0; z < 2; z++) {
             int zero = zeros[z];
@@ -488,7 +479,7 @@ int main(int argc, char **argv)
             w.size = 3;
         }
     }
-    if (!keep) nftw(directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    if (!keep) check_dir_reset();
     printf("%d checks, %d failed\n", check_count, check_failures);
     return check_failures != 0;
 }

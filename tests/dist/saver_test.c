@@ -98,7 +98,7 @@ static bool set_up(fixture *f, tdm_comm *comm, int zero, way how)
     tdm_error err = {0};
     int length = snprintf(text, sizeof(text), job_text, getenv("SAVER_DATA"), WIDTH_1, WIDTH_2,
                           zero);
-    *f = (fixture){.comm = comm, .directory = getenv("SAVER_FOLDER")};
+    *f = (fixture){.comm = comm, .directory = getenv("SAVER_DIRECTORY")};
     tdm_status status = tdm_job_parse(text, (size_t)length, "job", NULL, NULL, &f->document, &err);
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "%s\n", err.message);
@@ -370,23 +370,13 @@ static void rank_task(tdm_comm *comm, const char *what)
 
 /* ---- the test -------------------------------------------------------------------------------- */
 
-static char directory[64];
+static const char *directory;
 
 static void make_directory(void)
 {
-    snprintf(directory, sizeof(directory), "/tmp/tandem-saver-XXXXXX");
-    CHECK(mkdtemp(directory) != NULL);
+    directory = check_dir();
     setenv("SAVER_DATA", directory, 1);
-    char path[MAX_PATH];
-    snprintf(path, sizeof(path), "%s/data.csv", directory); /* named by the job; never read */
-    CHECK_INT(tdm_file_replace(path, "1,2,3,4,5,0\n", 12, NULL), TDM_OK);
-}
-
-static void remove_directory(void)
-{
-    char command[MAX_PATH];
-    snprintf(command, sizeof(command), "rm -rf '%s'", directory);
-    CHECK_INT(system(command), 0);
+    check_write("data.csv", "1,2,3,4,5,0\n"); /* named by the job; never read */
 }
 
 /* A world with a separate directory. */
@@ -399,7 +389,7 @@ static const char *in_world(const char *task, way how, const char *hosts, int ze
     CHECK_INT(mkdir(path, 0755), 0);
     snprintf(text, sizeof(text), "%d", zero);
     setenv("SAVER_ZERO", text, 1);
-    setenv("SAVER_FOLDER", path, 1);
+    setenv("SAVER_DIRECTORY", path, 1);
     setenv("SAVER_WAY", (const char *[]){"0", "1", "2"}[how], 1);
     int victim = strcmp(task, "death") == 0 ? (int)strlen(hosts) : 0;
     world_run(&(world){.what = task, .hosts = hosts, .victim = victim});
@@ -558,15 +548,19 @@ static void test_room(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(make_directory), CHECK_TEST(test_same_bytes),
-    CHECK_TEST(test_poll),      CHECK_TEST(test_trouble),
-    CHECK_TEST(test_abandon),   CHECK_TEST(test_death),
-    CHECK_TEST(test_cut_short), CHECK_TEST(test_ended_before_the_copies),
-    CHECK_TEST(test_room),      CHECK_TEST(remove_directory),
+    CHECK_TEST(test_same_bytes),
+    CHECK_TEST(test_poll),
+    CHECK_TEST(test_trouble),
+    CHECK_TEST(test_abandon),
+    CHECK_TEST(test_death),
+    CHECK_TEST(test_cut_short),
+    CHECK_TEST(test_ended_before_the_copies),
+    CHECK_TEST(test_room),
 };
 
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--rank") == 0) return world_be_a_rank(rank_task, argv[2]);
+    make_directory();
     return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }

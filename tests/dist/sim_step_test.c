@@ -298,7 +298,7 @@ static void test_uneven_ranks_that_meet(void)
 }
 
 /* The last batch is a single row: its lane is the only one with a sum. */
-static void test_a_lane_that_meets_nobody(void)
+static void test_a_lane_without_a_sibling(void)
 {
     static const char norms[] =
         "layers: [conv: {channels: 4}, batch_norm, relu, conv: {channels: 4}, "
@@ -316,7 +316,7 @@ static void test_a_lane_that_meets_nobody(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(test_a_lane_that_meets_nobody),
+    CHECK_TEST(test_a_lane_without_a_sibling),
     CHECK_TEST(test_uneven_ranks),
     CHECK_TEST(test_uneven_ranks_that_meet),
     CHECK_TEST(test_a_step_on_very_many_ranks),

@@ -65,7 +65,7 @@ static void on_event(const tdm_train_status *status, void *user)
 static void train(tdm_comm *comm, const char *resume)
 {
     char text[2048];
-    const char *directory = getenv("STATE_FOLDER");
+    const char *directory = getenv("STATE_DIRECTORY");
     int zero = number_of("STATE_ZERO");
     int length = snprintf(text, sizeof(text), job_text, directory, WIDTH_1, WIDTH_2, directory,
                           zero, zero);
@@ -92,14 +92,13 @@ static void rank_task(tdm_comm *comm, const char *what)
 
 /* ---- the test -------------------------------------------------------------------------------- */
 
-static char directory[64];
+static const char *directory;
 
 static void make_directory(void)
 {
     char path[MAX_PATH];
-    snprintf(directory, sizeof(directory), "/tmp/tandem-state-XXXXXX");
-    CHECK(mkdtemp(directory) != NULL);
-    setenv("STATE_FOLDER", directory, 1);
+    directory = check_dir();
+    setenv("STATE_DIRECTORY", directory, 1);
     snprintf(path, sizeof(path), "%s/data.csv", directory);
     FILE *file = fopen(path, "we");
     CHECK(file != NULL);
@@ -110,13 +109,6 @@ static void make_directory(void)
         fprintf(file, "%d\n", i % 3);
     }
     if (file) CHECK_INT(fclose(file), 0);
-}
-
-static void remove_directory(void)
-{
-    char command[MAX_PATH];
-    snprintf(command, sizeof(command), "rm -rf '%s'", directory);
-    CHECK_INT(system(command), 0);
 }
 
 static const char *run_path(int zero, int run)
@@ -204,15 +196,14 @@ static void test_common_memory(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(make_directory),
     CHECK_TEST(test_shared_out_state),
     CHECK_TEST(test_states_shared_out_alone),
     CHECK_TEST(test_common_memory),
-    CHECK_TEST(remove_directory),
 };
 
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--rank") == 0) return world_be_a_rank(rank_task, argv[2]);
+    make_directory();
     return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }

@@ -14,6 +14,8 @@
 #include "sim/simulator.h"
 #include "store_exercise.h"
 
+#include <sys/stat.h>
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { SLOW = 1 };
 #else
@@ -32,7 +34,7 @@ static void rank_exercise(tdm_comm *comm)
 
 static void rank_offload(tdm_comm *comm)
 {
-    for (int zero = 0; zero <= 1; zero++) exercise(comm, zero, getenv("STORE_FOLDER"));
+    for (int zero = 0; zero <= 1; zero++) exercise(comm, zero, getenv("STORE_DIRECTORY"));
 }
 
 static uint64_t sum_over_ranks(tdm_comm *comm, uint64_t mine)
@@ -206,9 +208,9 @@ static void test_several_hosts(void)
 
 static void test_offload(void)
 {
-    char directory[] = "/tmp/tandem-store-XXXXXX";
-    CHECK(mkdtemp(directory) != NULL);
-    setenv("STORE_FOLDER", directory, 1);
+    const char *directory = check_path("offload");
+    CHECK_INT(mkdir(directory, 0700), 0);
+    setenv("STORE_DIRECTORY", directory, 1);
     world_run(&(world){.what = "offload", .hosts = "aa", .deadline_s = DEADLINE_S});
     world_run(&(world){.what = "offload", .hosts = "aab", .deadline_s = DEADLINE_S});
     CHECK_INT(rmdir(directory), 0); /* nothing is left behind */

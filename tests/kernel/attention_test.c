@@ -218,7 +218,7 @@ static void dropout_is_drawn_by_place(void)
 }
 
 /* A row has the same result in any batch. */
-static void rows_do_not_know_their_batch(void)
+static void rows_do_not_depend_on_the_batch(void)
 {
     problem p = {.B = 3, .T = 21, .D = 8, .heads = 2, .causal = true, .p = 0.5f};
     problem one = p;
@@ -363,7 +363,7 @@ static const check_test tests[] = {
     CHECK_TEST(every_length_agrees_with_ref),
     CHECK_TEST(threads_do_not_change_the_bits),
     CHECK_TEST(dropout_is_drawn_by_place),
-    CHECK_TEST(rows_do_not_know_their_batch),
+    CHECK_TEST(rows_do_not_depend_on_the_batch),
     CHECK_TEST(large_scores_stay_finite),
     CHECK_TEST(nan_shows_where_it_is_seen),
     CHECK_TEST(scratch_grows_with_time_not_its_square),

@@ -91,7 +91,7 @@ static void rounding_is_to_the_nearest(void)
 }
 
 /* Rows of any length, from any offset: the same bits. */
-static void rounding_knows_no_places(void)
+static void rounding_does_not_depend_on_position(void)
 {
     const tdm_kernel_backend_ops *cpu;
     for (size_t l = 0; (cpu = kernel_bench_cpu(l)); l++)
@@ -893,7 +893,7 @@ static void relu_goes_by_signs(void)
 }
 
 /* Weights are read only by their roundings, and their gradients are complete when they are computed. */
-static void plans_tell_who_reads_weights(void)
+static void plans_list_the_parameters_of_a_step(void)
 {
     tdm_graph *graph;
     tdm_plan *plan = chain(TDM_DTYPE_BF16, LAYERS, &graph);
@@ -919,7 +919,7 @@ static void other_precisions_are_refused(void)
 
 static const check_test tests[] = {
     CHECK_TEST(rounding_is_to_the_nearest),
-    CHECK_TEST(rounding_knows_no_places),
+    CHECK_TEST(rounding_does_not_depend_on_position),
     CHECK_TEST(products_are_sums_of_products),
     CHECK_TEST(large_products_are_right_on_all_threads),
     CHECK_TEST(bad_numbers_pass),
@@ -934,7 +934,7 @@ static const check_test tests[] = {
     CHECK_TEST(rounded_inputs_are_kept_in_place_of_their_originals),
     CHECK_TEST(what_is_kept_can_be_less),
     CHECK_TEST(relu_goes_by_signs),
-    CHECK_TEST(plans_tell_who_reads_weights),
+    CHECK_TEST(plans_list_the_parameters_of_a_step),
     CHECK_TEST(other_precisions_are_refused),
 };
 CHECK_MAIN(tests)

@@ -317,7 +317,7 @@ static void a_chain_runs_in_one_buffer(void)
 
 /* The gradient of a table that is added to a value computed from the table: the incoming gradient and the
  * value to which the rows are added are the same, directly or as a view. */
-static void a_scatter_does_not_lie_over_what_it_reads(void)
+static void a_scatter_does_not_overwrite_its_input(void)
 {
     enum { V = 4, C = 2 };
     static const int32_t chosen[V] = {1, 2, 2, 0};
@@ -387,7 +387,7 @@ static const check_test tests[] = {
     CHECK_TEST(sharing_does_not_show_with_the_best_kernels),
     CHECK_TEST(nothing_that_lives_at_once_overlaps),
     CHECK_TEST(a_chain_runs_in_one_buffer),
-    CHECK_TEST(a_scatter_does_not_lie_over_what_it_reads),
+    CHECK_TEST(a_scatter_does_not_overwrite_its_input),
     CHECK_TEST(a_sum_with_itself_stays_in_place),
     CHECK_TEST(too_large_a_plan_is_refused),
 };

@@ -141,7 +141,7 @@ static void *call_from_a_thread(void *user)
     return NULL;
 }
 
-static void callers_have_pools_of_their_own(void)
+static void each_caller_has_a_pool(void)
 {
     pthread_t threads[6];
     int failures[6] = {0};
@@ -207,7 +207,7 @@ static void *fork_and_spread(void *user)
     return NULL;
 }
 
-static void children_have_threads_of_their_own(void)
+static void children_start_separate_threads(void)
 {
     pthread_t thread;
     bool is_fine = false;
@@ -303,9 +303,9 @@ static const check_test tests[] = {
     CHECK_TEST(many_rounds_of_little_work),
     CHECK_TEST(nested_calls_stay_on_their_thread),
     CHECK_TEST(little_work_is_not_spread),
-    CHECK_TEST(callers_have_pools_of_their_own),
+    CHECK_TEST(each_caller_has_a_pool),
     CHECK_TEST(helpers_compute_as_their_caller),
-    CHECK_TEST(children_have_threads_of_their_own),
+    CHECK_TEST(children_start_separate_threads),
     CHECK_TEST(helpers_take_no_signals),
     CHECK_TEST(crowded_threads_do_not_spin),
 };

@@ -361,7 +361,7 @@ static void run_on(const level *l, tdm_op_kind op, int in_count, const float *da
 }
 
 /* Every range of a tensor gives the same bits alone as within the whole. */
-static void an_element_does_not_know_its_place(void)
+static void elements_do_not_depend_on_position(void)
 {
     enum { COUNT = 150 };
     float x[COUNT], whole[COUNT], part[COUNT];
@@ -380,7 +380,7 @@ static void an_element_does_not_know_its_place(void)
 }
 
 /* The columns of a sum over rows, one at a time. */
-static void a_column_does_not_know_its_neighbours(void)
+static void columns_do_not_depend_on_each_other(void)
 {
     enum { ROWS = 300, COLUMNS = 37 };
     static float x[ROWS * COLUMNS], column[ROWS];
@@ -591,7 +591,7 @@ static void sums_of_gradients(void)
 }
 
 /* Neither the position nor the size of a number beyond the safe range matters. */
-static void modest_numbers(void)
+static void moderate_numbers(void)
 {
     enum { COUNT = 70 };
     static const float in_safe_range[] = {0.0f, -0.0f,          1e-45f,
@@ -626,13 +626,13 @@ static const check_test tests[] = {
     CHECK_TEST(dropout_has_the_bits_of_ref),
     CHECK_TEST(transposes),
     CHECK_TEST(concat_and_slice),
-    CHECK_TEST(an_element_does_not_know_its_place),
-    CHECK_TEST(a_column_does_not_know_its_neighbours),
+    CHECK_TEST(elements_do_not_depend_on_position),
+    CHECK_TEST(columns_do_not_depend_on_each_other),
     CHECK_TEST(threads_do_not_change_bits),
     CHECK_TEST(functions_are_within_their_errors),
     CHECK_TEST(optimisers_have_one_set_of_bits),
     CHECK_TEST(sums_of_gradients),
-    CHECK_TEST(modest_numbers),
+    CHECK_TEST(moderate_numbers),
 };
 
 CHECK_MAIN(tests)

@@ -67,7 +67,7 @@ static int hang(tdm__disk_probe *disk_probe)
     return before;
 }
 
-static void a_disk_that_hangs_keeps_nobody_waiting(void)
+static void a_disk_that_hangs_does_not_block_ranks(void)
 {
     tdm__disk_space room;
     tdm__disk_probe *disk_probe = tdm__disk_probe_create(made_up_disk);
@@ -133,7 +133,7 @@ static void add(tdm__log_forward *lines, const char *text)
     tdm__log_forward_add(lines, text, strlen(text));
 }
 
-static void no_line_is_lost_after_a_put_in_doubt(void)
+static void no_line_is_lost_after_an_uncertain_put(void)
 {
     made_up_store store = {.kv = {.ops = &store_ops}, .is_in_doubt = true};
     tdm__log_forward lines;
@@ -162,7 +162,7 @@ static void no_line_is_lost_after_a_put_in_doubt(void)
 }
 
 /* Meanwhile rank 0 was on this host for some time. */
-static void lines_written_here_are_not_owed_to_the_store(void)
+static void lines_written_here_are_not_sent_to_the_store(void)
 {
     made_up_store store = {.kv = {.ops = &store_ops}, .is_in_doubt = true};
     tdm__log_forward lines;
@@ -180,8 +180,8 @@ static void lines_written_here_are_not_owed_to_the_store(void)
     tdm__log_forward_release(&lines);
 }
 
-static const check_test tests[] = {CHECK_TEST(a_disk_that_hangs_keeps_nobody_waiting),
-                                   CHECK_TEST(no_line_is_lost_after_a_put_in_doubt),
-                                   CHECK_TEST(lines_written_here_are_not_owed_to_the_store)};
+static const check_test tests[] = {CHECK_TEST(a_disk_that_hangs_does_not_block_ranks),
+                                   CHECK_TEST(no_line_is_lost_after_an_uncertain_put),
+                                   CHECK_TEST(lines_written_here_are_not_sent_to_the_store)};
 
 CHECK_MAIN(tests)

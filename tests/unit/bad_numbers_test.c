@@ -238,7 +238,7 @@ static void train_on_huge(tdm_comm *comm, void *user)
     team_bench_close(&b);
 }
 
-static void huge_gradients_are_no_bad_numbers(void)
+static void huge_gradients_are_not_bad_numbers(void)
 {
     team_bench first;
     for (int ranks = 1; ranks <= LANES; ranks++) team_bench_on_ranks(ranks, train_on_huge, &first);
@@ -346,7 +346,7 @@ static bool blame(spoil how, int64_t rows, bool of_params, tdm_bad_number *bad)
     return found;
 }
 
-static void an_op_of_ones_own(void)
+static void a_custom_op(void)
 {
     tdm_bad_number bad = {0};
     CHECK(!blame(SPOIL_NOT, 3, false, &bad));
@@ -375,7 +375,7 @@ static void a_number_made_of_parameters_alone(void)
 }
 
 /* An intermediate infinity with a finite result is not an error. */
-static void an_infinity_that_does_no_harm(void)
+static void an_infinity_without_effect_is_not_reported(void)
 {
     tdm_bad_number bad = {0};
     CHECK(!blame(SPOIL_INFINITY, 3, false, &bad));
@@ -409,11 +409,11 @@ static const check_test tests[] = {
     CHECK_TEST(a_sum_that_overflows),
     CHECK_TEST(a_gradient_whose_square_overflows),
     CHECK_TEST(squares_of_good_gradients_are_finite),
-    CHECK_TEST(huge_gradients_are_no_bad_numbers),
+    CHECK_TEST(huge_gradients_are_not_bad_numbers),
     CHECK_TEST(a_parameter_that_was_bad_before),
-    CHECK_TEST(an_op_of_ones_own),
+    CHECK_TEST(a_custom_op),
     CHECK_TEST(a_number_made_of_parameters_alone),
-    CHECK_TEST(an_infinity_that_does_no_harm),
+    CHECK_TEST(an_infinity_without_effect_is_not_reported),
 };
 
 int main(int argc, char **argv)

@@ -177,7 +177,7 @@ static void sizes_are_rounded_up(void)
     CHECK_INT(tdm_align_up(4097, 4096), 8192);
 }
 
-static void status_table_is_whole(void)
+static void status_table_is_complete(void)
 {
     size_t count = 0;
     for (; tdm_status_at(count) >= 0; count++) {
@@ -316,7 +316,7 @@ static void nearest_word(void)
     CHECK_TEXT(tdm_text_nearest("x", 0, word_at, words), NULL);
 }
 
-static void json_comes_out_right(void)
+static void json_is_correct(void)
 {
     tdm_str out = TDM_STR_INIT;
     tdm_json_writer w = tdm_json_writer_init(&out, 0);
@@ -435,13 +435,13 @@ static const check_test tests[] = {
     CHECK_TEST(hmac_matches_rfc4231),
     CHECK_TEST(small_hashes_keep_their_bits),
     CHECK_TEST(sizes_are_rounded_up),
-    CHECK_TEST(status_table_is_whole),
+    CHECK_TEST(status_table_is_complete),
     CHECK_TEST(errors_carry_their_place),
     CHECK_TEST(arena_pieces_are_zeroed_aligned_and_apart),
     CHECK_TEST(log_reaches_its_sink),
     CHECK_TEST(texts_for_people),
     CHECK_TEST(nearest_word),
-    CHECK_TEST(json_comes_out_right),
+    CHECK_TEST(json_is_correct),
     CHECK_TEST(json_is_read_back),
     CHECK_TEST(json_refuses_what_is_not_json),
     CHECK_TEST(clock_only_goes_forward),

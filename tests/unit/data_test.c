@@ -204,12 +204,8 @@ static void gzip_limits(void)
 
 static void load_from_files(void)
 {
-    char dir[] = "/tmp/tandem-data-XXXXXX";
-    CHECK(mkdtemp(dir) != NULL);
-    char images_path[64];
-    char labels_path[64];
-    snprintf(images_path, sizeof(images_path), "%s/images.gz", dir);
-    snprintf(labels_path, sizeof(labels_path), "%s/labels", dir);
+    const char *images_path = check_path("images.gz");
+    const char *labels_path = check_path("labels");
     idx_file images = idx_build(8, 3, DIMS(2, 1, 1), "\x01\x02", 2);
     idx_file labels = idx_build(8, 1, DIMS(2), "\x00\x01", 2);
     size_t count;
@@ -241,7 +237,6 @@ static void load_from_files(void)
     unlink(images_path);
     CHECK_INT(tdm_dataset_load(images_path, NULL, &d, &err), TDM_ERR_NOT_FOUND);
     CHECK_HAS(err.message, images_path);
-    rmdir(dir);
 }
 
 /* ---- samples --------------------------------------------------------------------------------- */
@@ -303,7 +298,7 @@ static void moments_and_largest(void)
     tdm_dataset_destroy(d);
 }
 
-static void hash_says_what_the_samples_are(void)
+static void hash_identifies_the_samples(void)
 {
     /* The same samples from bytes and from text: rows of two dimensions with one number each differ from a
      * table only in how they are stored. */
@@ -335,7 +330,7 @@ static const check_test tests[] = {
     CHECK_TEST(idx_bad_headers),       CHECK_TEST(idx_bad_labels),
     CHECK_TEST(gzip_members),          CHECK_TEST(gzip_limits),
     CHECK_TEST(load_from_files),       CHECK_TEST(random_round_trips),
-    CHECK_TEST(moments_and_largest),   CHECK_TEST(hash_says_what_the_samples_are),
+    CHECK_TEST(moments_and_largest),   CHECK_TEST(hash_identifies_the_samples),
 };
 
 static CHECK_SUITE(data_files, tests);

@@ -180,7 +180,7 @@ static int kind_of(const char *name, const char *text, int kind)
     return found;
 }
 
-static void text_is_known_by_name_or_wish(void)
+static void text_is_recognised_by_name_or_request(void)
 {
     const char *text = "1,2,a\n3,4,b\n";
     CHECK_INT(kind_of("x.csv", text, TDM_DATA_KIND_ANY), TDM_DATA_KIND_TABLE);
@@ -289,7 +289,7 @@ static const check_test data_text_tests[] = {
     CHECK_TEST(text_many_characters),
     CHECK_TEST(text_with_a_given_vocabulary),
     CHECK_TEST(text_refusals),
-    CHECK_TEST(text_is_known_by_name_or_wish),
+    CHECK_TEST(text_is_recognised_by_name_or_request),
     CHECK_TEST(text_split),
     CHECK_TEST(text_hash),
     CHECK_TEST(vocabulary_encodes),

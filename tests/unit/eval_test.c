@@ -174,7 +174,7 @@ static void large_logits_have_a_finite_loss(void)
 }
 
 /* The second sample overflows to infinities of both signs. */
-static void numbers_that_are_not_finite_are_told(void)
+static void non_finite_numbers_are_reported(void)
 {
     fixture f;
     int64_t confusion[9];
@@ -196,7 +196,7 @@ static void numbers_that_are_not_finite_are_told(void)
 }
 
 /* A logit of -infinity excludes a class; only if no class is left is there no prediction. */
-static void a_masked_class_is_no_bad_number(void)
+static void a_masked_class_is_not_a_bad_number(void)
 {
     static const struct {
         const char *csv;
@@ -236,7 +236,7 @@ static void add_rows(tdm_str *csv, int count)
 }
 
 /* Numbers of very different magnitudes, in other orders and groups: the same sum, and the correct one. */
-static void exact_sums_know_no_order(void)
+static void exact_sums_do_not_depend_on_order(void)
 {
     enum { COUNT = 1000 };
     double numbers[COUNT], first = 0;
@@ -428,9 +428,9 @@ static const check_test tests[] = {
     CHECK_TEST(metrics_by_hand),
     CHECK_TEST(parameters_may_change_between_calls),
     CHECK_TEST(large_logits_have_a_finite_loss),
-    CHECK_TEST(numbers_that_are_not_finite_are_told),
-    CHECK_TEST(a_masked_class_is_no_bad_number),
-    CHECK_TEST(exact_sums_know_no_order),
+    CHECK_TEST(non_finite_numbers_are_reported),
+    CHECK_TEST(a_masked_class_is_not_a_bad_number),
+    CHECK_TEST(exact_sums_do_not_depend_on_order),
     CHECK_TEST(the_size_of_batches_does_not_matter),
     CHECK_TEST(the_number_of_ranks_does_not_matter),
     CHECK_TEST(a_run_that_fails_ends_the_evaluation),

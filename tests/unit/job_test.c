@@ -447,8 +447,8 @@ static void check_load(const char *dir, const char *yaml, const char *override,
 
 static void test_files(void)
 {
-    char dir[] = "/tmp/tandem-job-test-XXXXXX", path[512];
-    CHECK(mkdtemp(dir) != NULL);
+    const char *dir = check_dir();
+    char path[512];
     write_file(dir, "x.csv", "1,2\n");
     check_load(dir, SMALLEST, NULL, "");
     check_load(dir, "data: {train: y.csv}\n", NULL,
@@ -470,11 +470,6 @@ static void test_files(void)
                "the file");
     snprintf(path, sizeof(path), "run.dir=%s/x.csv", dir);
     check_load(dir, SMALLEST, path, "--set: 'run.dir': '%2$s/x.csv' is a file, not a directory");
-    for (size_t i = 0; i < 2; i++) {
-        snprintf(path, sizeof(path), "%s/%s", dir, i == 0 ? "job.yaml" : "x.csv");
-        CHECK_INT(unlink(path), 0);
-    }
-    CHECK_INT(rmdir(dir), 0);
 }
 
 static void test_unreadable_file(void)

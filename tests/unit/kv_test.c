@@ -25,33 +25,24 @@ enum { KILLS = 60, MIN_KILLS = 20, STEPS = 6, ROUNDS = 100, RACES = 100 };
 enum { KILLS = 300, MIN_KILLS = 60, STEPS = 24, ROUNDS = 500, RACES = 300 };
 #endif
 
-static char directory[64], path[128], url[160];
+static char path[128], url[160];
 static tdm_kv_options options;
 
-static void begin(void)
+static void name_store(void)
 {
-    snprintf(directory, sizeof(directory), "/tmp/tandem-kv-XXXXXX");
-    CHECK(mkdtemp(directory) != NULL);
-    snprintf(path, sizeof(path), "%s/test.store", directory);
+    snprintf(path, sizeof(path), "%s", check_path("test.store"));
     snprintf(url, sizeof(url), "local:%s", path);
     options = (tdm_kv_options){.url = url};
 }
 
-static void end(void)
-{
-    unlink(path);
-    CHECK_INT(rmdir(directory), 0);
-}
-
 static void exercise_passes(void)
 {
-    begin();
+    name_store();
     exercise_keys(&options);
     exercise_limits(&options);
     exercise_leases(&options);
     exercise_waits(&options, ROUNDS);
     exercise_race(&options, 4, RACES);
-    end();
 }
 
 static void stores_are_listed(void)
@@ -76,7 +67,7 @@ static void stores_are_listed(void)
 
 static void file_must_be_private(void)
 {
-    begin();
+    name_store();
     tdm_kv *kv = exercise_open(&options);
     struct stat about;
     CHECK_INT(stat(path, &about), 0);
@@ -107,13 +98,12 @@ static void file_must_be_private(void)
     CHECK(file && fputs("not a store", file) >= 0 && fclose(file) == 0);
     CHECK_INT(chmod(path, 0600), 0);
     FAILS(tdm_kv_open(&options, &other, &err), TDM_ERR_FORMAT);
-    end();
 }
 
 /* With must_exist, a store is opened but never created. */
 static void must_exist_creates_no_file(void)
 {
-    begin();
+    name_store();
     tdm_kv *kv = NULL, *other = NULL;
     tdm_kv_options reader = {.url = url, .must_exist = true};
     struct stat about;
@@ -124,7 +114,6 @@ static void must_exist_creates_no_file(void)
     WORKS(tdm_kv_put(kv, "a", "1", 0, &err));
     tdm_kv_close(kv);
     tdm_kv_close(other);
-    end();
 }
 
 static tdm__local *inside(tdm_kv *kv)
@@ -134,7 +123,7 @@ static tdm__local *inside(tdm_kv *kv)
 
 static void old_or_foreign_files_are_rejected(void)
 {
-    begin();
+    name_store();
     tdm_arena *arena = tdm_arena_create("test");
     tdm_kv_item item;
     tdm_kv *kv = exercise_open(&options), *other = NULL;
@@ -158,12 +147,11 @@ static void old_or_foreign_files_are_rejected(void)
     FAILS(tdm_kv_open(&options, &kv, &err), TDM_ERR_FORMAT);
     tdm_kv_close(other);
     tdm_arena_destroy(arena);
-    end();
 }
 
 static void damaged_logs_are_detected(void)
 {
-    begin();
+    name_store();
     tdm_arena *arena = tdm_arena_create("test");
     tdm_kv_item item;
     tdm_kv *kv = exercise_open(&options);
@@ -189,7 +177,6 @@ static void damaged_logs_are_detected(void)
     CHECK_TEXT(item.value, "2");
     tdm_kv_close(kv);
     tdm_arena_destroy(arena);
-    end();
 }
 
 /* Writes one key repeatedly until the area is full. Only the last record, a small one, is live. */
@@ -217,7 +204,7 @@ static void fill_area(tdm_kv *kv)
 /* A wait is not ended by a change of another key, nor without a change. */
 static void waits_ignore_other_keys(void)
 {
-    begin();
+    name_store();
     tdm_kv *kv = exercise_open(&options);
     uint64_t revision = exercise_revision(kv), now = 0;
     for (int i = 0; i < 2; i++) {
@@ -230,14 +217,13 @@ static void waits_ignore_other_keys(void)
     WORKS(tdm_kv_wait(kv, "key", revision, 30, &now, &err));
     CHECK_INT(now, revision + 3);
     tdm_kv_close(kv);
-    end();
 }
 
 /* A process that waits for the removal of a key is woken even if the log with the removal is
  * gone. */
 static void forgotten_removals_end_waits(void)
 {
-    begin();
+    name_store();
     tdm_kv *kv = exercise_open(&options), *other = exercise_open(&options);
     uint64_t now = 0;
     WORKS(tdm_kv_put(kv, "key", "1", 0, &err));
@@ -254,12 +240,11 @@ static void forgotten_removals_end_waits(void)
     CHECK(now == exercise_revision(kv));
     tdm_kv_close(other);
     tdm_kv_close(kv);
-    end();
 }
 
 static void full_stores_fail_and_recover(void)
 {
-    begin();
+    name_store();
     tdm_kv *kv = exercise_open(&options), *other = exercise_open(&options);
     tdm_arena *arena = tdm_arena_create("test");
     char *value = calloc(1, TDM_KV_VALUE_BYTES), key[32];
@@ -305,7 +290,6 @@ static void full_stores_fail_and_recover(void)
     tdm_arena_destroy(arena);
     tdm_kv_close(other);
     tdm_kv_close(kv);
-    end();
 }
 
 /* ---- processes that stop while they hold the lock -------------------------------------------- */
@@ -365,7 +349,7 @@ static void await_owner(tdm_kv *kv)
 /* An owner that does not renew its lease keeps it while the kernel shows that it is only slow. */
 static void slow_processes_keep_leases(void)
 {
-    begin();
+    name_store();
     tdm_kv *kv = exercise_open(&options);
     int status = 0;
     pid_t child = start_owner(true, 30); /* longer than any host is busy */
@@ -406,12 +390,11 @@ static void slow_processes_keep_leases(void)
     CHECK(!owner_key_stays(kv, 0.02));
     tdm_kv_close(other);
     tdm_kv_close(kv);
-    end();
 }
 
 static void dead_and_stopped_holders_are_replaced(void)
 {
-    begin();
+    name_store();
     tdm_kv *kv = exercise_open(&options);
     WORKS(tdm_kv_put(kv, "a", "1", 0, &err));
     for (int stop = 0; stop < 2; stop++) {
@@ -441,7 +424,6 @@ static void dead_and_stopped_holders_are_replaced(void)
     tdm__local_unlock(inside(kv));
     WORKS(tdm_kv_put(kv, "a", "4", 0, &err));
     tdm_kv_close(kv);
-    end();
 }
 
 /* ---- kills at given instructions ------------------------------------------------------------- */
@@ -532,7 +514,7 @@ static void check_change(tdm_kv *kv, change c, uint64_t lease, tdm_arena *arena)
 
 static void kills_at_instructions(void)
 {
-    begin();
+    name_store();
     tdm_kv *kv = exercise_open(&options);
     tdm_arena *arena = tdm_arena_create("test");
     _Atomic long *shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
@@ -563,7 +545,6 @@ static void kills_at_instructions(void)
     munmap((void *)shared, sizeof(*shared));
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
-    end();
 }
 
 /* ---- kills at random times ------------------------------------------------------------------- */
@@ -702,7 +683,7 @@ static void await_work(known *k, int killed)
 
 static void kills_at_random_times(void)
 {
-    begin();
+    name_store();
     known *k = mmap(NULL, sizeof(*k), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (k == MAP_FAILED) exit(1);
     tdm_kv *kv = exercise_open(&options);
@@ -749,7 +730,6 @@ static void kills_at_random_times(void)
     tdm_kv_close(kv);
     tdm_arena_destroy(arena);
     munmap(k, sizeof(*k));
-    end();
 }
 
 static const check_test tests[] = {

@@ -12,6 +12,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include <unistd.h>
 
@@ -242,8 +243,8 @@ static void test_offload(void)
 {
     model m;
     model_make(&m, 700, true);
-    char directory[] = "/tmp/tandem-offload-XXXXXX";
-    CHECK(mkdtemp(directory) != NULL);
+    const char *directory = check_path("offload");
+    CHECK_INT(mkdir(directory, 0700), 0);
     tdm_params *store = NULL;
     tdm_params_options options = {.graph = m.graph, .has_ema = true, .offload = directory};
     CHECK_INT(tdm_params_create(&options, &store, NULL), TDM_OK);

@@ -11,13 +11,12 @@
 #include "train/ledger.h"
 
 #include <fcntl.h>
-#include <ftw.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 enum { SAMPLES = 60, TRAINED = 48, STEPS = 12, LINE_BYTES = 256 };
 
-static char directory[] = "/tmp/tandem-ledger-XXXXXX";
+static const char *directory;
 static tdm_job_document *document;
 static tdm__train_schedule schedule;
 static char run[64], ledger_path[96];
@@ -89,7 +88,7 @@ static char *line_at(char *text, int number)
 
 /* ---- good ones ------------------------------------------------------------------------------- */
 
-static void whole_runs_are_proved(void)
+static void complete_runs_are_verified(void)
 {
     put_steps(0, 1, STEPS);
     tdm_ledger_report r = check_ledger();
@@ -162,7 +161,7 @@ static void old_writers_write_elsewhere(void)
 }
 
 /* Lines that a full disk rejected were in the memory of the previous rank 0. */
-static void missing_lines_come_from_memory(void)
+static void missing_lines_are_restored_from_memory(void)
 {
     tdm__ledger ledger;
     tdm__ledger_recent *recent = calloc(TDM__LEDGER_RECENT, sizeof(*recent));
@@ -294,7 +293,7 @@ static void a_ledger_behind_the_checkpoints_is_found(void)
 }
 
 /* Many problems are counted, and the first ones reported; bytes that are not text have no effect. */
-static void garbage_is_survived(void)
+static void garbage_is_reported(void)
 {
     char text[4 * TDM_LEDGER_PROBLEMS + 1];
     for (size_t i = 0; i + 4 < sizeof(text); i += 2) memcpy(text + i, "\xff\n", 2);
@@ -310,7 +309,7 @@ static void garbage_is_survived(void)
     CHECK(check_ledger().problem_count > 0);
 }
 
-static void no_ledger_says_what_to_set(void)
+static void a_missing_ledger_names_the_key_to_set(void)
 {
     tdm_ledger_report report;
     tdm_error err = {0};
@@ -326,7 +325,7 @@ static void on_log(const tdm_log_record *record, void *user)
     if (record->level == TDM_LOG_WARN) ++*(int *)user;
 }
 
-static void a_full_disk_is_said_once(void)
+static void a_full_disk_is_reported_once(void)
 {
     int warnings = 0, full = open("/dev/full", O_WRONLY | O_CLOEXEC);
     if (full < 0) return;
@@ -346,7 +345,7 @@ static void a_full_disk_is_said_once(void)
 }
 
 /* Lines that the disk rejects for a while are in the file at the end, in order. */
-static void an_error_that_passes_leaves_no_gap(void)
+static void a_temporary_error_leaves_no_gap(void)
 {
     int warnings = 0, full = open("/dev/full", O_WRONLY | O_CLOEXEC);
     tdm__ledger ledger;
@@ -372,7 +371,7 @@ static void an_error_that_passes_leaves_no_gap(void)
 
 /* A sync that fails may have lost all lines since the previous one: these lines are written once more. (A
  * pipe accepts lines, and fails to sync them.) */
-static void a_sync_that_fails_leaves_no_gap(void)
+static void a_failed_sync_leaves_no_gap(void)
 {
     int warnings = 0, ends[2];
     tdm__ledger ledger;
@@ -400,29 +399,23 @@ static void a_sync_that_fails_leaves_no_gap(void)
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
-static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *at)
-{
-    (void)info, (void)kind, (void)at;
-    return remove(path);
-}
-
 static const check_test tests[] = {
-    CHECK_TEST(whole_runs_are_proved),
+    CHECK_TEST(complete_runs_are_verified),
     CHECK_TEST(going_back_drops_later_lines),
     CHECK_TEST(the_last_line_may_come_twice),
     CHECK_TEST(a_torn_line_does_not_count),
     CHECK_TEST(old_writers_write_elsewhere),
-    CHECK_TEST(missing_lines_come_from_memory),
+    CHECK_TEST(missing_lines_are_restored_from_memory),
     CHECK_TEST(a_ledger_may_begin_later),
-    CHECK_TEST(an_error_that_passes_leaves_no_gap),
-    CHECK_TEST(a_sync_that_fails_leaves_no_gap),
+    CHECK_TEST(a_temporary_error_leaves_no_gap),
+    CHECK_TEST(a_failed_sync_leaves_no_gap),
     CHECK_TEST(missing_and_repeated_steps_are_named),
     CHECK_TEST(other_samples_are_found),
     CHECK_TEST(other_places_are_found),
     CHECK_TEST(a_ledger_behind_the_checkpoints_is_found),
-    CHECK_TEST(garbage_is_survived),
-    CHECK_TEST(no_ledger_says_what_to_set),
-    CHECK_TEST(a_full_disk_is_said_once),
+    CHECK_TEST(garbage_is_reported),
+    CHECK_TEST(a_missing_ledger_names_the_key_to_set),
+    CHECK_TEST(a_full_disk_is_reported_once),
 };
 
 int main(int argc, char **argv)
@@ -430,7 +423,7 @@ int main(int argc, char **argv)
     char path[96];
     tdm_str data = TDM_STR_INIT;
     tdm_error err = {0};
-    if (!mkdtemp(directory)) return 1;
+    directory = check_dir();
     snprintf(run, sizeof(run), "%s/unit-1", directory);
     snprintf(ledger_path, sizeof(ledger_path), "%s/%s", run, TDM__LEDGER_NAME);
     snprintf(path, sizeof(path), "%s/data.csv", directory);
@@ -449,6 +442,5 @@ int main(int argc, char **argv)
     tdm__train_schedule_release(&schedule);
     tdm_job_document_destroy(document);
     tdm_str_release(&data);
-    nftw(directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
     return code;
 }

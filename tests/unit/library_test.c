@@ -253,7 +253,7 @@ static void the_example_has_the_right_gradient(void)
 
 /* ---- what is wrong with it ------------------------------------------------------------------- */
 
-static void says_what_is_wrong_with_the_file(void)
+static void reports_problems_of_the_file(void)
 {
     trial t;
     char path[] = "/tmp/tandem-library-XXXXXX";
@@ -279,7 +279,7 @@ static void says_what_is_wrong_with_the_file(void)
     refuses(&t, true, TDM_ERR_UNSUPPORTED, "compiled for version 2", "compile it again");
 }
 
-static void says_when_the_file_is_another(void)
+static void reports_a_replaced_file(void)
 {
     trial t;
     char hex[TDM_SHA256_HEX];
@@ -294,7 +294,7 @@ static void says_when_the_file_is_another(void)
     refuses(&t, true, TDM_ERR_JOB_MISMATCH, "not the file that the model was trained with", hex);
 }
 
-static void says_what_is_wrong_with_the_options(void)
+static void reports_problems_of_the_options(void)
 {
     static const struct {
         const char *library, *name, *value, *part, *other;
@@ -302,10 +302,10 @@ static void says_what_is_wrong_with_the_options(void)
         {"trial", "gian", "1", "unknown option 'gian'; did you mean 'gain'?",
          "the model trial takes mistake, gain, extra, bias"},
         {"trial", "zzzzzzzzz", "1", "unknown option 'zzzzzzzzz'; the model trial", "extra"},
-        {"trial", "gain", "2.5", "'gain' wants a number from 0.5 to 2", "got '2.5'"},
-        {"trial", "gain", "much", "'gain' wants a number", "got 'much'"},
-        {"trial", "extra", "1.5", "'extra' wants a whole number, got '1.5'", "trial.so"},
-        {"trial", "bias", "yes", "'bias' wants true or false", "got 'yes'"},
+        {"trial", "gain", "2.5", "'gain' expects a number from 0.5 to 2", "got '2.5'"},
+        {"trial", "gain", "much", "'gain' expects a number", "got 'much'"},
+        {"trial", "extra", "1.5", "'extra' expects a whole number, got '1.5'", "trial.so"},
+        {"trial", "bias", "yes", "'bias' expects true or false", "got 'yes'"},
         {"tokens", NULL, NULL, "the model bigram needs 'rows', a whole number from 2 to 1000",
          "tokens.so"},
     };
@@ -317,7 +317,7 @@ static void says_what_is_wrong_with_the_options(void)
     }
 }
 
-static void says_what_is_wrong_with_the_model(void)
+static void reports_problems_of_the_model(void)
 {
     static const struct {
         const char *name, *value, *part, *other;
@@ -384,10 +384,10 @@ static const check_test tests[] = {
     CHECK_TEST(loads_an_old_library),
     CHECK_TEST(stays_as_long_as_its_graphs),
     CHECK_TEST(the_example_has_the_right_gradient),
-    CHECK_TEST(says_what_is_wrong_with_the_file),
-    CHECK_TEST(says_when_the_file_is_another),
-    CHECK_TEST(says_what_is_wrong_with_the_options),
-    CHECK_TEST(says_what_is_wrong_with_the_model),
+    CHECK_TEST(reports_problems_of_the_file),
+    CHECK_TEST(reports_a_replaced_file),
+    CHECK_TEST(reports_problems_of_the_options),
+    CHECK_TEST(reports_problems_of_the_model),
     CHECK_TEST(graphs_keep_what_they_are_given),
     CHECK_TEST(a_library_outlives_what_it_has_kept),
 };

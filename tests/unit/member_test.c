@@ -23,23 +23,11 @@ static void sleep_1ms(void)
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
-static char store_path[64];
-static char store_url[80];
+static char store_url[128];
 
-static void make_store(void)
+static void name_store(void)
 {
-    char directory[] = "/tmp/tandem-member-XXXXXX";
-    if (!mkdtemp(directory)) abort();
-    snprintf(store_path, sizeof(store_path), "%s", directory);
-    snprintf(store_url, sizeof(store_url), "local:%s/store", directory);
-}
-
-static void remove_store(void)
-{
-    char file[96];
-    snprintf(file, sizeof(file), "%s/store", store_path);
-    unlink(file);
-    CHECK_INT(rmdir(store_path), 0);
+    snprintf(store_url, sizeof(store_url), "local:%s", check_path("store"));
 }
 
 static tdm_kv *open_store(void)
@@ -190,7 +178,7 @@ static void store_put(tdm_kv *kv, const char *key, const char *value)
 
 static void invalid_records_are_ignored(void)
 {
-    make_store();
+    name_store();
     tdm_kv *kv = open_store();
     tdm_arena *arena = tdm_arena_create("test");
     tdm__view view = {0};
@@ -226,7 +214,6 @@ static void invalid_records_are_ignored(void)
     }
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
-    remove_store();
 }
 
 /* ---- decisions ------------------------------------------------------------------------------- */
@@ -269,7 +256,7 @@ static void the_largest_epoch_fits(void)
     static tdm__epoch_plan plan;
     char host[TDM_HOST_BYTES] = "";
     memset(host, 'h', sizeof(host) - 1);
-    make_store();
+    name_store();
     tdm_kv *kv = open_store();
     tdm_arena *arena = tdm_arena_create("test");
     tdm__view view = {.number = 7, .members = members, .count = COUNT, .size = TDM__MAX_EPOCH};
@@ -289,12 +276,11 @@ static void the_largest_epoch_fits(void)
     CHECK_INT(seen.size, TDM__MAX_EPOCH);
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
-    remove_store();
 }
 
 static void first_and_next_epoch(void)
 {
-    make_store();
+    name_store();
     tdm_kv *kv = open_store();
     tdm_arena *arena = tdm_arena_create("test");
     tdm__view view = {0};
@@ -348,7 +334,6 @@ static void first_and_next_epoch(void)
     CHECK_INT(member_decide(kv, arena, "b", &late, 103, &view, &plan), TDM__DECISION_FENCED);
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
-    remove_store();
 }
 
 /* Ranks 2 and 3 are new and on one host, whose certificate rank 1 refuses. They are excluded
@@ -356,7 +341,7 @@ static void first_and_next_epoch(void)
 static void a_refused_member_is_excluded(void)
 {
     static const char *const ids[] = {"a", "b", "c", "d"};
-    make_store();
+    name_store();
     tdm_kv *kv = open_store();
     tdm_arena *arena = tdm_arena_create("test");
     tdm__view view = {0};
@@ -395,7 +380,6 @@ static void a_refused_member_is_excluded(void)
     CHECK_INT(member_decide(kv, arena, "d", &snapshots[3], 0, &view, &plan), TDM__DECISION_REFUSED);
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
-    remove_store();
 }
 
 /* Rank 1 has died, and rank 2 has not reported. The others wait for it as long as it makes
@@ -403,7 +387,7 @@ static void a_refused_member_is_excluded(void)
 static void a_busy_member_gets_more_time(void)
 {
     static const char *const ids[] = {"a", "b", "c"};
-    make_store();
+    name_store();
     tdm_kv *kv = open_store();
     tdm_arena *arena = tdm_arena_create("test");
     tdm__view view = {0};
@@ -453,7 +437,6 @@ static void a_busy_member_gets_more_time(void)
     CHECK_INT(tdm__epoch_decide(&view, &rules, &history, 161, &plan), TDM__DECISION_PROPOSE);
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
-    remove_store();
 }
 
 /* All processes of a host end at once, as when it is switched off: a connection is closed, and no
@@ -461,7 +444,7 @@ static void a_busy_member_gets_more_time(void)
 static void the_wait_for_an_ended_host_is_short(void)
 {
     static const char *const ids[] = {"a", "b", "c", "d"}; /* ranks 0 and 1 on h1, 2 and 3 on h2 */
-    make_store();
+    name_store();
     tdm_kv *kv = open_store();
     tdm_arena *arena = tdm_arena_create("test");
     tdm__view view = {0};
@@ -519,7 +502,6 @@ static void the_wait_for_an_ended_host_is_short(void)
     CHECK_NEAR(plan.until_s, 102, 1e-9);
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
-    remove_store();
 }
 
 /* ---- real processes -------------------------------------------------------------------------- */
@@ -650,7 +632,7 @@ static void report_dead(pid_t pid)
 
 static void run_and_signal(shared_run *y, int signal_number)
 {
-    make_store();
+    name_store();
     tdm_kv *kv = open_store();
     store_put(kv, "tandem/real/about", "{\"expected\":3}");
     tdm_kv_close(kv);
@@ -682,7 +664,6 @@ static void run_and_signal(shared_run *y, int signal_number)
         CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     }
     CHECK_INT(atomic_load(&y->step), STEPS);
-    remove_store();
 }
 
 static shared_run *shared_run_create(void)
@@ -723,7 +704,7 @@ static void entered_leave(void *user)
 static void a_removed_session_ends_members(void)
 {
     static const tdm_elastic_ops ops = {.enter = entered_enter, .leave = entered_leave};
-    make_store();
+    name_store();
     for (int i = 0; i < 2; i++) {
         tdm_member_options o = {.kv = {.url = store_url},
                                 .session = "gone",
@@ -741,7 +722,6 @@ static void a_removed_session_ends_members(void)
         CHECK(result.fenced == (i == 0));
         CHECK(has_entered == (i == 1)); /* without a launcher, members start by themselves */
     }
-    remove_store();
 }
 
 static void environment_is_read(void)
@@ -766,7 +746,7 @@ static void environment_is_read(void)
 
 static void invalid_options_are_rejected(void)
 {
-    make_store();
+    name_store();
     tdm_member *member = NULL;
     tdm_member_options good = {.kv.url = store_url, .session = "s", .id = "a", .host = "h"};
     tdm_member_options bad = good;
@@ -794,7 +774,6 @@ static void invalid_options_are_rejected(void)
     CHECK_INT(view.count, 0); /* destroy has removed its record */
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
-    remove_store();
 }
 
 static const check_test tests[] = {CHECK_TEST(the_lease_follows_the_heartbeats),

@@ -223,7 +223,7 @@ static void plain_run(plain_gpt *p, const int32_t *tokens, double logits[GPT_T][
         }
 }
 
-static void gpt_computes_what_its_names_say(void)
+static void gpt_matches_its_parameter_names(void)
 {
     tdm_job job = gpt_job();
     tdm_model_options options = gpt_options(&job, GPT_B, true);
@@ -537,7 +537,7 @@ static int32_t choose(const float *logits, int64_t count, double temperature, in
     return tdm_choose_token(logits, count, &options, draw, scratch);
 }
 
-static void choices_are_what_was_asked_for(void)
+static void choices_follow_the_request(void)
 {
     /* Probabilities 0.1, 0.4, 0.2, 0.3 at temperature 1. */
     const float logits[] = {logf(0.1f), logf(0.4f), logf(0.2f), logf(0.3f)};
@@ -568,7 +568,7 @@ static const check_test nn_gpt_tests[] = {
     CHECK_TEST(gpt_has_these_parameters),
     CHECK_TEST(gpt_presets_have_the_published_sizes),
     CHECK_TEST(gpt_presets_are_defaults),
-    CHECK_TEST(gpt_computes_what_its_names_say),
+    CHECK_TEST(gpt_matches_its_parameter_names),
     CHECK_TEST(gpt_has_the_gradient_of_its_loss),
     CHECK_TEST(gpt_drops_out_in_training_only),
     CHECK_TEST(gpt_refusals),
@@ -576,6 +576,6 @@ static const check_test nn_gpt_tests[] = {
     CHECK_TEST(decoder_with_the_shortest_context),
     CHECK_TEST(decoder_is_for_models_of_tokens),
     CHECK_TEST(decoder_loops_of_all_levels),
-    CHECK_TEST(choices_are_what_was_asked_for),
+    CHECK_TEST(choices_follow_the_request),
 };
 CHECK_SUITE(nn_gpt, nn_gpt_tests);

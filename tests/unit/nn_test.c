@@ -147,7 +147,7 @@ static void first_values_depend_on_the_seed_alone(void)
 
 /* Over many numbers, mean and standard deviation are the requested ones. */
 /* Any part of a tensor equals that part of its initial values. */
-static void first_values_come_in_parts(void)
+static void initial_values_can_be_computed_in_parts(void)
 {
     tdm_job job = job_of(2, TDM_JOB_ACTIVATION_RELU);
     tdm_model_options options = options_of(&job, 4, true);
@@ -232,7 +232,7 @@ static void no_hidden_layer_is_logistic_regression(void)
 }
 
 /* The same forward pass by plain loops, from the parameters' names: layers, order, transposition. */
-static void mlp_computes_what_its_names_say(void)
+static void mlp_matches_its_parameter_names(void)
 {
     enum { B = 3, F = 6, H = 7, V = 4 };
     tdm_job job = job_of(1, TDM_JOB_ACTIVATION_TANH);
@@ -453,11 +453,11 @@ static const check_test tests[] = {
     CHECK_TEST(mlp_has_these_parameters),
     CHECK_TEST(parameters_are_the_same_for_every_build),
     CHECK_TEST(first_values_depend_on_the_seed_alone),
-    CHECK_TEST(first_values_come_in_parts),
+    CHECK_TEST(initial_values_can_be_computed_in_parts),
     CHECK_TEST(normal_init_has_its_deviation),
     CHECK_TEST(glorot_elsewhere),
     CHECK_TEST(no_hidden_layer_is_logistic_regression),
-    CHECK_TEST(mlp_computes_what_its_names_say),
+    CHECK_TEST(mlp_matches_its_parameter_names),
     CHECK_TEST(losses_are_smoothed_and_penalised),
     CHECK_TEST(dropout_only_in_training),
     CHECK_TEST(wrong_models_are_refused),

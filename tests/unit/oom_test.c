@@ -14,13 +14,13 @@
 
 #include <tandem/checkpoint.h>
 #include <tandem/data.h>
+#include <tandem/inference.h>
 #include <tandem/job.h>
 #include <tandem/nn.h>
 #include <tandem/os.h>
 #include <tandem/train.h>
 
 #include <errno.h>
-#include <ftw.h>
 #include <openssl/err.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -178,7 +178,7 @@ static const char job_text[] = "name: oom\n"
                                "train: {batch: 4, steps: 2}\n"
                                "compute: {backend: ref}\n"
                                "parallel: {lanes: 2}\n";
-static char directory[] = "/tmp/tandem-oom-XXXXXX";
+static const char *directory;
 static tdm_job_document *document; /* of job_text, loaded before memory runs out */
 
 static tdm_status parse_job(tdm_error *err, bool *handed_out)
@@ -366,12 +366,6 @@ static const check_test tests[] = {
     CHECK_TEST(safetensors),           CHECK_TEST(training),
 };
 
-static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *place)
-{
-    (void)info, (void)kind, (void)place;
-    return remove(path);
-}
-
 static bool prepare(void)
 {
     char path[64], dir[64];
@@ -387,12 +381,12 @@ static bool prepare(void)
 
 int main(int argc, char **argv)
 {
-    if (!mkdtemp(directory) || !prepare()) {
+    directory = check_dir();
+    if (!prepare()) {
         perror(directory);
         return 1;
     }
     int code = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
     tdm_job_document_destroy(document);
-    nftw(directory, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
     return code;
 }

@@ -109,7 +109,7 @@ static tdm_job bench_job(int kind)
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
-static void pieces_lie_within_tensors(void)
+static void pieces_are_within_tensors(void)
 {
     tdm_job job = bench_job(TDM_JOB_OPTIM_ADAMW);
     optim_bench b;
@@ -314,7 +314,7 @@ static void groups_that_catch_nothing_are_refused(void)
 }
 
 /* A step of a tensor has the length lr times the norm of the tensor, for any magnitude of its gradient. */
-static void lamb_knows_its_tensors(void)
+static void lamb_works_per_tensor(void)
 {
     tdm_job job = bench_job(TDM_JOB_OPTIM_LAMB);
     optim_bench b;
@@ -341,7 +341,7 @@ static void lamb_knows_its_tensors(void)
 }
 
 static const check_test optim_optimiser_tests[] = {
-    CHECK_TEST(pieces_lie_within_tensors),
+    CHECK_TEST(pieces_are_within_tensors),
     CHECK_TEST(any_order_of_pieces_gives_the_same_bits),
     CHECK_TEST(clipping_by_norm),
     CHECK_TEST(clipping_by_value),
@@ -349,6 +349,6 @@ static const check_test optim_optimiser_tests[] = {
     CHECK_TEST(the_average_follows),
     CHECK_TEST(groups_change_settings),
     CHECK_TEST(groups_that_catch_nothing_are_refused),
-    CHECK_TEST(lamb_knows_its_tensors),
+    CHECK_TEST(lamb_works_per_tensor),
 };
 CHECK_SUITE(optim_optimiser, optim_optimiser_tests);

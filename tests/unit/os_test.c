@@ -78,7 +78,7 @@ static void test_read_unknown_size(void)
     CHECK_INT(tdm_file_read("/proc/self/status", 100, &bytes, &err), TDM_ERR_RANGE);
 }
 
-static void test_read_refuses_what_is_no_file(void)
+static void test_read_refuses_other_than_files(void)
 {
     tdm_error err;
     tdm_file_bytes bytes = {0};
@@ -178,7 +178,7 @@ static void test_large_pieces(void)
 }
 
 /* Pages marked as unused can be written again; data stays until they are marked. */
-static void test_lent_pages(void)
+static void test_pages_of_the_caller(void)
 {
     tdm_error err;
     tdm_pages pages;
@@ -475,7 +475,7 @@ static long mapped_pages(void)
 }
 
 /* The memory mapped for alignment is returned at both ends. */
-static void test_pages_give_back_ends(void)
+static void test_pages_unmap_their_ends(void)
 {
     tdm_pages pages = {0};
     long before = mapped_pages();
@@ -606,10 +606,10 @@ static const check_test tests[] = {
     CHECK_TEST(test_points_kill_where_they_should),
     CHECK_TEST(test_read_sizes),
     CHECK_TEST(test_read_unknown_size),
-    CHECK_TEST(test_read_refuses_what_is_no_file),
+    CHECK_TEST(test_read_refuses_other_than_files),
     CHECK_TEST(test_replace),
     CHECK_TEST(test_large_pieces),
-    CHECK_TEST(test_lent_pages),
+    CHECK_TEST(test_pages_of_the_caller),
     CHECK_TEST(test_replace_twice_at_once),
     CHECK_TEST(test_replace_odd_names),
     CHECK_TEST(test_replace_with_faults),
@@ -619,7 +619,7 @@ static const check_test tests[] = {
     CHECK_TEST(test_dirs),
     CHECK_TEST(test_paths),
     CHECK_TEST(test_pages),
-    CHECK_TEST(test_pages_give_back_ends),
+    CHECK_TEST(test_pages_unmap_their_ends),
     CHECK_TEST(test_pages_shared_with_child),
     CHECK_TEST(test_memory_info),
     CHECK_TEST(test_cpu_info),

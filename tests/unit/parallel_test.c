@@ -412,7 +412,7 @@ static void tell_norm(tdm_comm *comm, void *user)
     team_bench_close(&b);
 }
 
-static void a_gradient_that_is_clipped_tells_its_norm(void)
+static void the_norm_is_that_before_clipping(void)
 {
     double norm = 0;
     for (int ranks = 1; ranks <= 4; ranks++) team_bench_on_ranks(ranks, tell_norm, &norm);
@@ -466,7 +466,7 @@ static void tell(tdm_comm *comm, void *user)
     team_bench_close(&b);
 }
 
-static void what_a_team_tells(void)
+static void information_of_a_team(void)
 {
     uint64_t all = 0;
     team_bench_on_ranks(3, tell, &all);
@@ -599,9 +599,9 @@ static const check_test tests[] = {
     CHECK_TEST(any_number_of_ranks_trains_the_same_bits),
     CHECK_TEST(many_parameters),
     CHECK_TEST(updates_of_several_passes),
-    CHECK_TEST(a_gradient_that_is_clipped_tells_its_norm),
+    CHECK_TEST(the_norm_is_that_before_clipping),
     CHECK_TEST(lanes_and_dropout_do_change_bits),
-    CHECK_TEST(what_a_team_tells),
+    CHECK_TEST(information_of_a_team),
     CHECK_TEST(what_a_team_refuses),
     CHECK_TEST(a_batch_of_another_size),
     CHECK_TEST(more_ranks_than_lanes),

@@ -92,7 +92,7 @@ static void abort_world(tdm_comm *comm, void *user)
     }
 }
 
-static void who_gives_up_tells_the_others(void)
+static void a_rank_that_gives_up_notifies_the_others(void)
 {
     scene s = {0};
     play(abort_world, &s, SIZE);
@@ -138,7 +138,7 @@ static void texts_are_compared_with_rank_0s(void)
 static const check_test tests[] = {
     CHECK_TEST(all_get_the_same_outcome),
     CHECK_TEST(one_agrees_with_itself),
-    CHECK_TEST(who_gives_up_tells_the_others),
+    CHECK_TEST(a_rank_that_gives_up_notifies_the_others),
     CHECK_TEST(texts_are_compared_with_rank_0s),
 };
 

@@ -11,10 +11,10 @@
 #include "os/os.h"
 #include "train/internal.h"
 
+#include <tandem/inference.h>
 #include <tandem/train.h>
 
 #include <errno.h>
-#include <ftw.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -22,7 +22,7 @@
 
 enum { SAMPLES = 60, STEPS = 12, MAX_EVENTS = 200 };
 
-static char directory[] = "/tmp/tandem-train-XXXXXX";
+static const char *directory;
 
 /* 48 of 60 samples are trained, in batches of 14: 14 14 14 6, three times. */
 static const char job_text[] =
@@ -134,7 +134,7 @@ static const char *whole_hash(const tdm_job *job)
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-static void events_come_in_order(void)
+static void events_arrive_in_order(void)
 {
     tdm_job_document *document = load(NULL, 0);
     listener l = listening();
@@ -222,7 +222,7 @@ static void forge_numerics(const char *path, const char *numerics, const char *j
 
 /* Resuming from a checkpoint of another version is logged once. A checkpoint from before versions, when jobs
  * had other hashes, can be resumed as well; with a version, another hash means another job. */
-static void other_versions_are_told(void)
+static void other_versions_are_reported(void)
 {
     static const struct {
         const char *numerics, *job_hash;
@@ -527,7 +527,7 @@ static void models_open_from_what_was_written(void)
 }
 
 /* Starting from the parameters of another run, by model.init_from. */
-static void parameters_come_from_a_file(void)
+static void parameters_are_read_from_a_file(void)
 {
     tdm_job_document *document = load(NULL, 0);
     listener l = listening();
@@ -616,7 +616,7 @@ static bool has_heard_enough(void *user)
     return a->saved[1] != 0 || (a->saved[0] != 0 && a->step >= a->saved[0] + 20);
 }
 
-static void a_wish_right_after_a_due_checkpoint_counts(void)
+static void a_request_right_after_a_due_checkpoint_counts(void)
 {
     static const char *const sets[] = {"checkpoint.every_minutes=0.001",
                                        "checkpoint.every_steps=never", "train.epochs=1000000",
@@ -633,10 +633,10 @@ static void a_wish_right_after_a_due_checkpoint_counts(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(events_come_in_order),
+    CHECK_TEST(events_arrive_in_order),
     CHECK_TEST(nothing_needs_to_be_asked_for),
     CHECK_TEST(every_step_is_a_place_to_stop),
-    CHECK_TEST(other_versions_are_told),
+    CHECK_TEST(other_versions_are_reported),
     CHECK_TEST(a_finished_run_has_nothing_to_do),
     CHECK_TEST(refusals_leave_the_result_alone),
     CHECK_TEST(checkpoints_on_the_way_may_fail),
@@ -646,16 +646,10 @@ static const check_test tests[] = {
     CHECK_TEST(every_operation_may_fail),
     CHECK_TEST(data_is_shared_after_a_death),
     CHECK_TEST(models_open_from_what_was_written),
-    CHECK_TEST(parameters_come_from_a_file),
+    CHECK_TEST(parameters_are_read_from_a_file),
     CHECK_TEST(forged_positions_are_refused),
-    CHECK_TEST(a_wish_right_after_a_due_checkpoint_counts),
+    CHECK_TEST(a_request_right_after_a_due_checkpoint_counts),
 };
-
-static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *place)
-{
-    (void)info, (void)kind, (void)place;
-    return remove(path);
-}
 
 static bool write_data(void)
 {
@@ -674,11 +668,10 @@ static bool write_data(void)
 
 int main(int argc, char **argv)
 {
-    if (!mkdtemp(directory) || !write_data()) {
+    directory = check_dir();
+    if (!write_data()) {
         perror(directory);
         return 1;
     }
-    int code = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
-    nftw(directory, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
-    return code;
+    return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }

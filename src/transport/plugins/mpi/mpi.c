@@ -165,7 +165,7 @@ static tdm_status mpi_create(const tdm__transport_options *options, tdm__transpo
         return status;
     }
 
-    /* MPI knows the addresses: this one only says that the rank is reachable. */
+    /* MPI knows the addresses: this one only shows that the rank is reachable. */
     static const uint8_t name[] = {'m', 'p', 'i'};
     memcpy(address, name, sizeof(name));
     *address_bytes = sizeof(name);

@@ -16,7 +16,7 @@
  *    two ranks that send to each other only one does at a time (`bench/comm --only wire` shows the
  *    difference). The receiver keeps payloads that it does not expect yet, bounded by the engine,
  *    at the cost of one copy;
- *  - no output on the terminal. (comm/module.c handles what UCX does while it is loaded.)
+ *  - no output on the terminal. (transport/plugin.c handles what UCX does while it is loaded.)
  *
  * Settings of UCX's own transports (TCP_...) can be set only through the environment, which is
  * therefore changed while UCX reads it; no other thread should read it meanwhile.
@@ -201,8 +201,8 @@ static void ucx_destroy(tdm__transport *transport)
     tdm__ucx_pump_stop(u);
     if (u->unmet) {
         /* UCX 1.13 aborts the process if connections are closed while they are being made
-         * (assertions in wireup_ep.c, ucp_request.c and tcp_ep.c). Leaking memory and descriptors
-         * is the smaller loss. */
+         * (assertions in wireup_ep.c, ucp_request.c and tcp_ep.c). So their memory and descriptors
+         * are not released. */
         tdm_log(TDM_LOG_INFO, "comm",
                 "UCX cannot close connections that are being made: they stay open "
                 "until this process ends");

@@ -1,5 +1,5 @@
 /*
- * checkpoint_folder_test.c: the directory of checkpoints: which are kept, by which rule; the index of test
+ * checkpoint_directory_test.c: the directory of checkpoints: which are kept, by which rule; the index of test
  * results; compressed files, and invalid compressed data; hashes by chunks, over threads.
  */
 #include "base/base.h"

@@ -8,6 +8,8 @@
 #include "os/os.h"
 #include "train/internal.h"
 
+#include <tandem/inference.h>
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,31 +21,6 @@ struct tdm_model {
     tdm_model_options options;
     tdm__state state;
 };
-
-/* Parses the job in a checkpoint, with overrides for some keys. */
-static tdm_status checkpoint_read_job(const tdm_checkpoint *checkpoint, const char *path,
-                                      const char *const *overrides, size_t override_count,
-                                      tdm_job_document **out, tdm_error *err)
-{
-    const char *yaml = tdm_checkpoint_content_of(checkpoint)->job_yaml;
-    /* The data may have moved; it is not needed here. */
-    tdm_job_options options = {
-        .overrides = overrides, .override_count = override_count, .no_file_checks = true};
-    tdm_job_document *document = NULL;
-    tdm_status status = tdm_job_parse(yaml, strlen(yaml), path, NULL, &options, &document, err);
-    if (status != TDM_OK) {
-        tdm_job_document_destroy(document);
-        return tdm_error_context(err, status, "the job inside the checkpoint");
-    }
-    *out = document;
-    return TDM_OK;
-}
-
-tdm_status tdm__checkpoint_job(const tdm_checkpoint *checkpoint, const char *path,
-                               tdm_job_document **out, tdm_error *err)
-{
-    return checkpoint_read_job(checkpoint, path, NULL, 0, out, err);
-}
 
 /* ---- code ------------------------------------------------------------------------------------ */
 
@@ -131,7 +108,8 @@ static tdm_status model_job(tdm_model *model, const char *path, const char *allo
     if (!override) return tdm_fail_oom(err, "for %s", path);
     tdm_job_document_destroy(model->document);
     model->document = NULL;
-    return checkpoint_read_job(model->checkpoint, model->path, &override, 1, &model->document, err);
+    return tdm__checkpoint_job_with(model->checkpoint, model->path, override, &model->document,
+                                    err);
 }
 
 static tdm_status model_load(tdm_model *model, const char *path, const char *allowed_library,
@@ -205,4 +183,14 @@ tdm_status tdm_model_decoder(tdm_model *model, tdm_decoder **out, tdm_error *err
 {
     tdm_status status = tdm_decoder_create(&model->options, model->state.params, out, err);
     return status == TDM_OK ? TDM_OK : tdm_error_context(err, status, "%s", model->path);
+}
+
+tdm_data_options tdm_model_data_options(const tdm_model *model)
+{
+    const tdm_checkpoint_content *content = tdm_model_content(model);
+    tdm_data_options options = tdm__job_data_options(tdm_model_job(model), NULL);
+    options.class_names = content->class_names;
+    options.class_count = content->class_count;
+    options.stride = options.context;
+    return options;
 }

@@ -1,9 +1,10 @@
 /*
  * job_data.c: loads the data sets of a job and checks that they match.
  */
-#include "train/internal.h"
+#include "nn/nn.h"
+#include "resources/resources.h"
 
-static tdm_data_options data_options_of(const tdm_job *job, const char *labels_path)
+tdm_data_options tdm__job_data_options(const tdm_job *job, const char *labels_path)
 {
     const char *delimiter = job->data.delimiter;
     return (tdm_data_options){
@@ -65,7 +66,7 @@ static tdm_status test_data_check(const tdm_dataset *train, const tdm_dataset *t
 static tdm_status test_data_load(const tdm_job *job, tdm_job_data *data, tdm_error *err)
 {
     const tdm_dataset_info *info = tdm_dataset_info_of(data->train);
-    tdm_data_options options = data_options_of(job, job->data.test_labels);
+    tdm_data_options options = tdm__job_data_options(job, job->data.test_labels);
     options.class_names = info->class_names;
     options.class_count = info->class_count;
     options.stride = options.context; /* each token counts once */
@@ -77,7 +78,7 @@ tdm_status tdm_job_data_load(const tdm_job *job, tdm_job_data *out, tdm_error *e
 {
     tdm_job_data data = {0};
     TDM_TRY(tdm_model_check(job, err)); /* determines how the data is read */
-    tdm_data_options options = data_options_of(job, job->data.train_labels);
+    tdm_data_options options = tdm__job_data_options(job, job->data.train_labels);
     tdm_status status = tdm_dataset_load(job->data.train, &options, &data.train, err);
     if (status == TDM_OK) status = train_data_check(job, data.train, err);
     if (status == TDM_OK && job->data.test_fraction > 0) {
@@ -102,16 +103,6 @@ void tdm_job_data_release(tdm_job_data *data)
     tdm_dataset_destroy(data->test);
     tdm_dataset_destroy(data->whole);
     *data = (tdm_job_data){0};
-}
-
-tdm_data_options tdm_model_data_options(const tdm_model *model)
-{
-    const tdm_checkpoint_content *content = tdm_model_content(model);
-    tdm_data_options options = data_options_of(tdm_model_job(model), NULL);
-    options.class_names = content->class_names;
-    options.class_count = content->class_count;
-    options.stride = options.context;
-    return options;
 }
 
 tdm_status tdm_job_sample_shape(const tdm_job *job, const tdm_dataset *dataset, tdm_shape *out,

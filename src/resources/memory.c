@@ -10,10 +10,10 @@
  * combination is suggested, without unnecessary parts.
  */
 #include "nn/nn.h"
+#include "optim/optim.h"
 #include "os/os.h"
-#include "train/internal.h"
-
-#include <tandem/parallel.h>
+#include "parallel/parallel.h"
+#include "resources/resources.h"
 
 #include <stdio.h>
 #include <string.h>
