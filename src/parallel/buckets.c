@@ -456,6 +456,11 @@ tdm_status tdm__buckets_after(tdm_team *team, int graph, int count, size_t end, 
     return TDM_OK;
 }
 
+void tdm__buckets_skip(tdm_team *team)
+{
+    team->buckets->started = team->buckets->count;
+}
+
 tdm_status tdm__buckets_finish_lanes(tdm_team *team, tdm_error *err)
 {
     tdm__buckets *b = team->buckets;

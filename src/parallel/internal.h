@@ -52,6 +52,8 @@ typedef struct tdm__step_report {
     double lane_seconds;                 /* of this step */
     double update_seconds, wait_seconds; /* of the step before */
     uint64_t lanes, rows;                /* of this step */
+    uint64_t payload_bytes;              /* of this rank's replicas, compressed */
+    double codec_seconds;
     uint64_t tally;
     uint32_t request;
     uint32_t in_safe_range; /* all numbers of its parts are below 2^47 */
@@ -166,6 +168,8 @@ struct tdm_team {
     tdm_step_input in;
     uint64_t key_step;              /* of random numbers: in.step, or that of an inner step */
     uint64_t lanes_done, rows_done; /* by this rank in this step */
+    uint64_t payload_bytes;
+    double codec_seconds;
     size_t bad_element;      /* in the last step's gradient; SIZE_MAX: none, or not searched */
     tdm__step_report *notes; /* by place */
     double lane_seconds, update_seconds, wait_seconds;
@@ -251,6 +255,8 @@ tdm_status tdm__buckets_after(tdm_team *team, int graph, int count, size_t end, 
                               tdm_error *err);
 /* Begins a new pass over the plan. */
 void tdm__buckets_begin(tdm_team *team);
+/* The sums of this step are computed in another way: no reduction is started. */
+void tdm__buckets_skip(tdm_team *team);
 /* This rank has no more lanes: starts the remaining reductions. */
 tdm_status tdm__buckets_finish_lanes(tdm_team *team, tdm_error *err);
 /* Waits for all sums, which are then in `summed`; exchanges reports and losses. */

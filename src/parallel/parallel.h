@@ -95,6 +95,9 @@ enum {
 /* The number of logical replicas of a job: sync.replicas, or the value of `auto`, which depends only on the job. 0: the
  * job has none (sync.kind is all_reduce, and it does not compress). */
 int64_t tdm_replicas_of(const tdm_job *job);
+/* The arrays that each replica keeps for the job's compression: their number, and their names in checkpoints. */
+enum { TDM_MAX_COMPRESS_ARRAYS = 2 };
+int tdm_compress_arrays(const tdm_job *job, const char *names[TDM_MAX_COMPRESS_ARRAYS]);
 
 typedef struct tdm_params_options {
     const tdm_graph *graph;   /* defines the layout; borrowed */
@@ -221,6 +224,9 @@ typedef struct tdm_step_result {
     bool moved;         /* the placement of lanes changed */
     int straggler;      /* world rank, see tdm_balance_straggler; -1: none */
     double slow_factor; /* relative time of the straggler */
+    /* With compression: the size of what all replicas sent, and the time that the rank needed that took longest. */
+    uint64_t payload_bytes;
+    double codec_seconds;
 } tdm_step_result;
 
 /*

@@ -7,6 +7,7 @@
  *   sync.kind local   The replica trains a copy of the model for the steps of the round, with the optimiser of the
  *                     job. Its contribution is the model before the round minus that copy, divided by the number of
  *                     replicas. The sum over all replicas is the gradient of the outer optimiser.
+ *   compress          The contribution is encoded, with what earlier steps left over (compress.h).
  *
  * The contributions are added by the upper part of the same tree. So a round is executed, committed and recovered as
  * any step: if a rank dies, the round is repeated, or completed from the sums in shared memory.
@@ -17,6 +18,7 @@
  */
 #include "base/base.h"
 #include "nn/nn.h"
+#include "parallel/compress.h"
 #include "parallel/internal.h"
 #include "parallel/replicas.h"
 #include "tensor/kernel.h"
@@ -36,6 +38,7 @@ struct tdm__replica_run {
     int state_arrays
         [TDM_OPTIM_MAX_STATES]; /* the array of each state; -1: the optimiser does not use it */
     double *losses;             /* by lane, over the inner steps */
+    tdm__compress *compress;    /* NULL: contributions are not compressed */
 };
 
 /* ---- creation -------------------------------------------------------------------------------- */
@@ -80,13 +83,18 @@ tdm_status tdm__replica_run_create(tdm_team *team, tdm_error *err)
     run->replicas = replicas;
     run->lanes = team->options.lane_count / replicas->count;
     run->is_local = team->options.inner != NULL;
-    return run->is_local ? replica_run_make_model(team, run, err) : TDM_OK;
+    int arrays = 0;
+    for (int k = 0; k < TDM_OPTIM_MAX_STATES && run->is_local; k++)
+        arrays += tdm_optimiser_uses_state(team->options.inner, k);
+    if (run->is_local) TDM_TRY(replica_run_make_model(team, run, err));
+    return tdm__compress_create(team, replicas, arrays, &run->compress, err);
 }
 
 void tdm__replica_run_destroy(tdm_team *team)
 {
     tdm__replica_run *run = team->replicas;
     if (!run) return;
+    tdm__compress_destroy(run->compress);
     tdm_pages_unmap(&run->pages);
     free(run->losses);
     free(run);
@@ -220,17 +228,19 @@ static void replica_update_model(tdm_team *team, float *sum, const tdm_inner_ste
                          inner_follow_statistic, &u);
 }
 
-/* Copies the model and the replica's optimiser state. */
-static void replica_load(tdm_team *team, int64_t replica)
+/* Copies the model, which may still be on its way from other nodes, and the replica's optimiser state. */
+static tdm_status replica_load(tdm_team *team, int64_t replica, tdm_error *err)
 {
     const tdm__replica_run *run = team->replicas;
     int version = run->replicas->current[replica];
+    TDM_TRY(tdm__params_await_all(team->options.store, err));
     tdm__replicas_use_model(team);
     for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++)
         if (run->state_arrays[k] >= 0)
             memcpy(run->states[k],
                    tdm__replica_array(run->replicas, replica, version, run->state_arrays[k]),
                    run->replicas->elements * sizeof(float));
+    return TDM_OK;
 }
 
 /* Sums the losses of a replica's lanes over the inner steps, and stores the mean after the last one. */
@@ -254,7 +264,7 @@ static tdm_status replica_train(tdm_team *team, int64_t replica, bool *finite, t
     const tdm__replica_run *run = team->replicas;
     const tdm_step_input in = team->in;
     *finite = true;
-    replica_load(team, replica);
+    TDM_TRY(replica_load(team, replica, err));
     for (int64_t i = 0; i < in.inner_count; i++) {
         tdm_inner_step step = {.step = in.step};
         float *sum = NULL;
@@ -309,21 +319,37 @@ static float *replica_difference(tdm_team *team, bool finite)
 
 /* ---- a replica ---------------------------------------------------------------------------------- */
 
-/* Writes the state of the replica after the step. */
-static tdm_status replica_store(tdm_team *team, int64_t replica, tdm_error *err)
+/* Whether the contribution can be encoded. */
+static bool replica_is_finite(const tdm_team *team, const float *sum)
+{
+    return tdm__add_range((float *)(uintptr_t)sum, NULL, team->grad_extent) ||
+           sum_is_finite(sum, team->grad_extent);
+}
+
+/* Writes the state of the replica after the step, and compresses its contribution. One that is not finite stays as it
+ * is, so that the step changes nothing. */
+static tdm_status replica_store(tdm_team *team, int64_t replica, float *sum, tdm_error *err)
 {
     const tdm__replica_run *run = team->replicas;
     int version = 1 - run->replicas->current[replica];
-    if (run->replicas->array_count == 0) return TDM_OK;
+    bool compresses = run->compress && !team->visit;
+    bool encodes = compresses && (!sum || replica_is_finite(team, sum));
+    tdm_status status = TDM_OK;
+    if (compresses && !encodes) tdm__compress_fail(run->compress, replica);
+    if (run->replicas->array_count == 0 && !encodes) return TDM_OK;
     TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
     tdm__replica_write_begin(run->replicas, replica);
     for (int k = 0; k < TDM_OPTIM_MAX_STATES && run->is_local; k++)
         if (run->state_arrays[k] >= 0)
             memcpy(tdm__replica_array(run->replicas, replica, version, run->state_arrays[k]),
                    run->states[k], run->replicas->elements * sizeof(float));
+    if (encodes) status = tdm__compress_encode(run->compress, replica, sum, err);
     tdm__team_point(team, "replica", (uint64_t)replica);
-    tdm__replica_write_end(run->replicas, replica, team->in.step);
+    if (status == TDM_OK) tdm__replica_write_end(run->replicas, replica, team->in.step);
     tdm__undo_write_end(team->undo_log);
+    if (status != TDM_ERR_DIVERGED) return status;
+    tdm__compress_fail(run->compress, replica); /* a residual became infinite */
+    sum[0] = NAN;
     return TDM_OK;
 }
 
@@ -352,7 +378,7 @@ static tdm_status replica_execute(tdm_team *team, int64_t replica, tdm_error *er
     } else {
         TDM_TRY(replica_run_lanes(team, replica, &sum, err));
     }
-    TDM_TRY(replica_store(team, replica, err));
+    TDM_TRY(replica_store(team, replica, sum, err));
     replica_add(team, replica, sum);
     return TDM_OK;
 }
@@ -360,10 +386,14 @@ static tdm_status replica_execute(tdm_team *team, int64_t replica, tdm_error *er
 tdm_status tdm__replicas_execute(tdm_team *team, int64_t first, int64_t end, tdm_error *err)
 {
     const tdm__replica_run *run = team->replicas;
+    if (run->compress) tdm__compress_begin(run->compress);
     for (int64_t r = first / run->lanes; r < end / run->lanes; r++)
         TDM_TRY(replica_execute(team, r, err));
     if (run->is_local) /* every replica contributes, even if a batch had no rows for it */
         memset(team->absent, 0, (size_t)team->options.lane_count * sizeof(*team->absent));
-    if (team->buckets) tdm__buckets_begin(team);
-    return TDM_OK;
+    if (!team->buckets) return TDM_OK;
+    tdm__buckets_begin(team);
+    if (!run->compress) return TDM_OK;
+    tdm__buckets_skip(team);
+    return tdm__compress_exchange(run->compress, err);
 }

@@ -37,6 +37,8 @@ static tdm_status step_exchange(tdm_team *team, tdm_error *err)
                              .update_seconds = team->update_seconds,
                              .wait_seconds = team->wait_seconds,
                              .request = team->in.request,
+                             .payload_bytes = team->payload_bytes,
+                             .codec_seconds = team->codec_seconds,
                              .tally = team->in.tally ? *team->in.tally : 0,
                              .in_safe_range = !atomic_load(&team->overflow_risk)};
     mine.lanes = team->lanes_done;
@@ -95,6 +97,9 @@ static tdm_status step_finish(tdm_team *team, tdm_step_result *out, tdm_error *e
     for (int i = 0; i < team->size; i++) {
         out->requests |= team->notes[i].request;
         out->tally += team->notes[i].tally;
+        out->payload_bytes += team->notes[i].payload_bytes;
+        if (team->notes[i].codec_seconds > out->codec_seconds)
+            out->codec_seconds = team->notes[i].codec_seconds;
     }
 
     if (!tdm__tree_loss(team, 1, &out->loss)) out->loss = (double)NAN;

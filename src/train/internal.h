@@ -90,7 +90,9 @@ typedef struct tdm__state {
     tdm_optimiser *inner;  /* sync.kind local: that of the replicas; `optimiser` is the outer one */
     int64_t replica_count; /* 0: none */
     int replica_arrays;    /* of each replica */
-    tdm_comm *comm;        /* NULL: a single process */
+    int compress_arrays;   /* the last ones of these, of the compression */
+    const char *compress_names[TDM_MAX_COMPRESS_ARRAYS];
+    tdm_comm *comm; /* NULL: a single process */
     tdm_params *store;
     float *params; /* block of the store; only valid to read completely if it is not sharded */
     bool has_ema;

@@ -7,7 +7,7 @@
  * "optim.STATE.PARAMETER", its average "ema.PARAMETER". Progress of the metrics is stored in small tensors of
  * doubles, "schedule.plateau" and "train.early_stop"; skipped steps are counted in
  * "train.bad_numbers". With logical replicas (sync.kind: local), the states of the outer optimiser are
- * "outer.STATE.PARAMETER", those of replica R "replica.R.optim.STATE.PARAMETER", and the averages are counted
+ * "outer.STATE.PARAMETER", those of replica R "replica.R.optim.STATE.PARAMETER", "replica.R.residual.PARAMETER" and "replica.R.velocity.PARAMETER", and the averages are counted
  * in "sync.rounds". Every rank has these small tensors, with the same values. (state_io.c initialises,
  * restores and saves the state.)
  */
@@ -45,6 +45,11 @@ static tdm_status state_add_replicas(tdm__state *s, size_t index, const tdm_tens
             const char *name = tdm_arena_printf(s->arena, "replica.%lld.optim.%s.%s", (long long)r,
                                                 tdm_optimiser_ops(s->inner)->state_names[k],
                                                 p->name);
+            TDM_TRY(state_add_item(s, name, *view, block + array++, index, err));
+        }
+        for (int k = 0; k < s->compress_arrays; k++) {
+            const char *name = tdm_arena_printf(s->arena, "replica.%lld.%s.%s", (long long)r,
+                                                s->compress_names[k], p->name);
             TDM_TRY(state_add_item(s, name, *view, block + array++, index, err));
         }
     }
@@ -142,6 +147,8 @@ static void state_count_replicas(tdm__state *s, const tdm_job *job)
     s->replica_count = tdm_replicas_of(job);
     for (int k = 0; k < TDM_OPTIM_MAX_STATES && s->inner; k++)
         s->replica_arrays += tdm_optimiser_uses_state(s->inner, k);
+    s->compress_arrays = tdm_compress_arrays(job, s->compress_names);
+    s->replica_arrays += s->compress_arrays;
 }
 
 /* The part that each rank executes alone. */

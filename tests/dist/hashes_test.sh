@@ -48,6 +48,31 @@ job cnn-sync 24 "$images" "$network" 'parallel: {lanes: 8, sync_batchnorm: true}
 job cnn-bf16 24 "$images" "$network" 'parallel: {lanes: 8}' 'compute: {precision: bf16}' 'optim: {ema: 0.9}'
 job gpt 24 "$text" "model: {$gpt, context: 16, dropout: 0.1}" 'parallel: {lanes: 8}' 'memory: {recompute: blocks}'
 job gpt-bf16 16 "$text" "model: {$gpt, context: 64}" 'compute: {precision: bf16}' 'optim: {clip_norm: 0.5}'
+# Replicas with state of their own: local steps, and each kind of compression. 16 lanes for 8 replicas, or one each.
+job local-mlp 24 "$images" 'model: {hidden: [64, 48], dropout: 0.1}' 'parallel: {lanes: 8}' \
+    'optim: {kind: lamb, lr: 0.01, clip_norm: 0.5}' 'sync: {kind: local, replicas: 8, period: 3, outer: nesterov}'
+job local-cnn 48 "$images" "$network" 'parallel: {lanes: 16}' 'optim: {kind: adamw}' \
+    'sync: {kind: local, replicas: 8, period: 4, start_step: 6}' 'compress: {quantise: int8}'
+job topk 24 "$images" 'model: {hidden: [64, 48], dropout: 0.1}' 'parallel: {lanes: 8}' 'sync: {replicas: 8}' \
+    'optim: {kind: adamw, clip_norm: 0.5}' 'compress: {sparsify: topk, ratio: 0.05, min_elements: 100}'
+job dgc 24 "$images" "$network" 'parallel: {lanes: 8}' 'sync: {replicas: 8}' 'optim: {kind: sgd, lr: 0.05, momentum: 0}' \
+    'compress: {sparsify: topk_sampled, ratio: 0.02, momentum: 0.9, clip_norm: 1, warmup: 20}'
+job sign 48 "$text" "model: {$gpt, context: 16, dropout: 0.1}" 'parallel: {lanes: 16}' 'sync: {replicas: 8}' \
+    'compress: {quantise: sign, min_elements: 100}'
+job randomk 24 "$images" 'model: {hidden: [64]}' 'parallel: {lanes: 8}' 'sync: {replicas: 8}' \
+    'compress: {sparsify: randomk, ratio: 0.1, quantise: f16}'
+
+factors_of_replicas() {
+    cat <<'TABLE'
+job local-mlp local-cnn topk dgc sign randomk
+world shm tcp mpi hosts hosts-mpi
+ranks 2 3 4 8
+zero 0 1
+balance off
+bucket auto 16KB
+overlap true false
+TABLE
+}
 
 factors() {
     cat <<'TABLE'
@@ -78,6 +103,8 @@ cnn-sync shm 2 0 weights auto true
 gpt-bf16 ucx 2 2 off 16KB true
 mlp hosts 3 1 off 16KB false
 cnn hosts 4 3 off 16KB true
+local-mlp hosts 3 1 off 16KB true
+dgc hosts 4 0 off 16KB true
 TABLE
 }
 
@@ -179,7 +206,7 @@ reference() {
     said=$(timeout -k 5 $run_limit_s "$TANDEM" train "$name.yaml" -q --json -n 1 2>reference.err) ||
         fail "$name on one rank ended with $?: $(cat reference.err)"
     result_of "$said" >"$name.want"
-    [ "$(wc -l <"$name.want")" -gt 100 ] || fail "$name: there are no losses to compare"
+    [ "$(wc -l <"$name.want")" -gt 25 ] || fail "$name: there are no losses to compare"
     lanes_of[$name]=$("$TANDEM" inspect "$name.yaml" --json | json_value lanes)
     [ "${lanes_of[$name]}" -ge 4 ] || fail "$name: too few lanes for many ranks"
 }
@@ -233,10 +260,14 @@ try() {
 case $what in
 pairs)
     factors | awk -f "$here/pairs.awk"
+    factors_of_replicas | awk -f "$here/pairs.awk"
     once_stuck
     ;;
 few) few ;;
-all) factors | product ;;
+all)
+    factors | product
+    factors_of_replicas | product
+    ;;
 *) fail "there is nothing called '$what'; there are pairs, few and all" ;;
 esac | grep -E -- "${DIST_ONLY:-.}" >combinations
 if [ $has_mpi = no ] && grep -q ' \(mpi\|hosts-mpi\) ' combinations; then

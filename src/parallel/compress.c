@@ -1,0 +1,375 @@
+/*
+ * compress.c: compression of the contributions of replicas, and the exchange of payloads. See compress.h.
+ *
+ * Invariants: payloads are exchanged in the order of the replicas, each aligned to PAYLOAD_ALIGN. Every rank adds the
+ * decoded contributions of a piece by the tree over the replicas, so sums have the same bits on all nodes.
+ */
+#include "parallel/compress.h"
+#include "base/base.h"
+#include "codec/codec.h"
+#include "comm/comm.h"
+#include "job/job.h"
+#include "tensor/kernel.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PAYLOAD_ALIGN = 64 };
+#define PAYLOAD_NONFINITE UINT64_MAX /* instead of a size */
+
+struct tdm__compress {
+    tdm_team *team;
+    tdm__replicas *replicas;
+    tdm_codec *codec;
+    int first_array;
+    int64_t warmup;
+    double ratio;
+    size_t max_bytes;  /* of a payload */
+    tdm_pages sent;    /* payloads of this rank */
+    size_t sent_bytes; /* in this step */
+    uint64_t *sizes;   /* by replica: of its payload; 0: none */
+    bool is_finite;    /* all contributions of this step are */
+    /* With messages: */
+    tdm_pages received; /* payloads of all replicas */
+    tdm_pages decoded;  /* one block for each replica; only the parts that this rank updates */
+    tdm__tree tree;     /* over the replicas */
+    float *scratch;
+    size_t *cuts; /* size + 1 */
+    size_t tensor_count;
+    tdm_codec_tensor *tensors;
+};
+
+/* ---- settings -------------------------------------------------------------------------------- */
+
+static tdm_codec_options options_of(const tdm_job *job)
+{
+    static const tdm_codec_sparsify sparsify[] = {
+        [TDM_JOB_SPARSIFY_NONE] = TDM_CODEC_SPARSIFY_NONE,
+        [TDM_JOB_SPARSIFY_TOPK] = TDM_CODEC_SPARSIFY_TOPK,
+        [TDM_JOB_SPARSIFY_TOPK_SAMPLED] = TDM_CODEC_SPARSIFY_TOPK_SAMPLED,
+        [TDM_JOB_SPARSIFY_RANDOMK] = TDM_CODEC_SPARSIFY_RANDOMK,
+        [TDM_JOB_SPARSIFY_THRESHOLD] = TDM_CODEC_SPARSIFY_THRESHOLD,
+    };
+    static const tdm_codec_quantise quantise[] = {
+        [TDM_JOB_QUANTISE_NONE] = TDM_CODEC_QUANTISE_NONE,
+        [TDM_JOB_QUANTISE_BF16] = TDM_CODEC_QUANTISE_BF16,
+        [TDM_JOB_QUANTISE_F16] = TDM_CODEC_QUANTISE_F16,
+        [TDM_JOB_QUANTISE_INT8] = TDM_CODEC_QUANTISE_INT8,
+        [TDM_JOB_QUANTISE_INT4] = TDM_CODEC_QUANTISE_INT4,
+        [TDM_JOB_QUANTISE_QSGD] = TDM_CODEC_QUANTISE_QSGD,
+        [TDM_JOB_QUANTISE_SIGN] = TDM_CODEC_QUANTISE_SIGN,
+    };
+    return (tdm_codec_options){.sparsify = sparsify[job->compress.sparsify],
+                               .ratio = job->compress.ratio,
+                               .threshold = job->compress.threshold,
+                               .quantise = quantise[job->compress.quantise],
+                               .levels = (int)job->compress.levels,
+                               .feedback = job->compress.feedback,
+                               .momentum = job->compress.momentum,
+                               .mask = job->compress.mask && job->compress.momentum > 0,
+                               .clip_norm = job->compress.clip_norm,
+                               .min_elements = (size_t)job->compress.min_elements};
+}
+
+int tdm_compress_arrays(const tdm_job *job, const char *names[TDM_MAX_COMPRESS_ARRAYS])
+{
+    int count = 0;
+    if (!tdm_job_compresses(job) || !job->compress.feedback) return 0;
+    names[count++] = "residual";
+    if (job->compress.momentum > 0) names[count++] = "velocity";
+    return count;
+}
+
+/* The fraction that is sent in a step: from a quarter to compress.ratio, exponentially. */
+static double compress_ratio_at(const tdm__compress *compress, uint64_t step)
+{
+    const double from = 0.25;
+    if (step >= (uint64_t)compress->warmup || compress->ratio >= from) return compress->ratio;
+    double share = (double)step / (double)compress->warmup;
+    return from * tdm_math_exp(share * tdm_math_log(compress->ratio / from));
+}
+
+/* ---- creation -------------------------------------------------------------------------------- */
+
+/* The trained tensors of the graph, as the codec names them. */
+static tdm_status compress_list_tensors(tdm__compress *compress, tdm_error *err)
+{
+    const tdm_graph *graph = compress->team->graphs[0].graph;
+    size_t count = tdm_graph_param_count(graph);
+    compress->tensors = calloc(count + 1, sizeof(*compress->tensors));
+    if (!compress->tensors) return tdm_fail_oom(err, "for the compression");
+    for (size_t i = 0; i < count; i++) {
+        const tdm_param_info *p = tdm_graph_param_at(graph, i);
+        if (!p->trained) continue;
+        compress->tensors[compress->tensor_count++] = (tdm_codec_tensor){
+            .name = p->name,
+            .offset = p->offset,
+            .elements = p->elements,
+            .rows = p->shape.rank > 1 ? (size_t)p->shape.dim[0] : 0};
+    }
+    return TDM_OK;
+}
+
+static tdm_status compress_make_memory(tdm__compress *compress, tdm_error *err)
+{
+    const tdm_team *team = compress->team;
+    size_t count = (size_t)compress->replicas->count, levels = 2;
+    size_t mine = (size_t)(compress->replicas->first[team->place + 1] -
+                           compress->replicas->first[team->place]);
+    bool by_messages = team->size > 1 && team->layout->node_count > 1;
+    compress->max_bytes = (tdm_codec_max_bytes(compress->codec) + PAYLOAD_ALIGN - 1) /
+                          PAYLOAD_ALIGN * PAYLOAD_ALIGN;
+    compress->sizes = calloc(count, sizeof(*compress->sizes));
+    if (!compress->sizes) return tdm_fail_oom(err, "for the compression");
+    TDM_TRY(
+        tdm_pages_map((by_messages ? mine : 1) * compress->max_bytes, false, &compress->sent, err));
+    if (!by_messages) return TDM_OK;
+
+    while (((size_t)1 << levels) < count) levels++;
+    TDM_TRY(tdm_pages_map(count * compress->max_bytes, false, &compress->received, err));
+    TDM_TRY(
+        tdm_pages_map(count * team->block_extent * sizeof(float), false, &compress->decoded, err));
+    compress->tree = (tdm__tree){(int64_t)count, calloc(2 * count, sizeof(float *))};
+    compress->scratch = aligned_alloc(64, (levels + 2) * TDM__CELL * sizeof(float));
+    compress->cuts = calloc((size_t)team->size + 1, sizeof(*compress->cuts));
+    if (!compress->tree.held || !compress->scratch || !compress->cuts)
+        return tdm_fail_oom(err, "for the compression");
+    return TDM_OK;
+}
+
+tdm_status tdm__compress_create(tdm_team *team, tdm__replicas *replicas, int first_array,
+                                tdm__compress **out, tdm_error *err)
+{
+    *out = NULL;
+    if (!tdm_job_compresses(team->job)) return TDM_OK;
+    tdm__compress *compress = calloc(1, sizeof(*compress));
+    if (!compress) return tdm_fail_oom(err, "for the compression");
+    compress->team = team;
+    compress->replicas = replicas;
+    compress->first_array = first_array;
+    compress->warmup = team->job->compress.warmup;
+    compress->ratio = team->job->compress.ratio;
+    tdm_codec_options options = options_of(team->job);
+    tdm_status status = compress_list_tensors(compress, err);
+    if (status == TDM_OK)
+        status = tdm_codec_create(&options, compress->tensors, compress->tensor_count,
+                                  &compress->codec, err);
+    if (status == TDM_OK) status = compress_make_memory(compress, err);
+    if (status != TDM_OK) {
+        tdm__compress_destroy(compress);
+        return status;
+    }
+    *out = compress;
+    return TDM_OK;
+}
+
+void tdm__compress_destroy(tdm__compress *compress)
+{
+    if (!compress) return;
+    tdm_codec_destroy(compress->codec);
+    tdm_pages_unmap(&compress->sent);
+    tdm_pages_unmap(&compress->received);
+    tdm_pages_unmap(&compress->decoded);
+    free(compress->sizes);
+    free(compress->tree.held);
+    free(compress->scratch);
+    free(compress->cuts);
+    free(compress->tensors);
+    free(compress);
+}
+
+/* ---- encoding -------------------------------------------------------------------------------- */
+
+void tdm__compress_begin(tdm__compress *compress)
+{
+    compress->sent_bytes = 0;
+    compress->is_finite = true;
+    memset(compress->sizes, 0, (size_t)compress->replicas->count * sizeof(*compress->sizes));
+}
+
+/* The states of a replica in a version. */
+static void replica_states(const tdm__compress *compress, int64_t replica, int version,
+                           float *out[TDM_CODEC_MAX_STATES])
+{
+    for (int k = 0; k < tdm_codec_state_count(compress->codec); k++)
+        out[k] = tdm__replica_array(compress->replicas, replica, version,
+                                    compress->first_array + k);
+}
+
+tdm_status tdm__compress_encode(tdm__compress *compress, int64_t replica, float *sum,
+                                tdm_error *err)
+{
+    tdm_team *team = compress->team;
+    int version = compress->replicas->current[replica];
+    bool by_messages = compress->received.data != NULL;
+    float *before[TDM_CODEC_MAX_STATES], *after[TDM_CODEC_MAX_STATES];
+    double begin = tdm_clock_s();
+    size_t bytes = 0;
+    replica_states(compress, replica, version, before);
+    replica_states(compress, replica, 1 - version, after);
+    if (!sum) {
+        for (int k = 0; k < tdm_codec_state_count(compress->codec); k++)
+            memcpy(after[k], before[k], compress->replicas->elements * sizeof(float));
+        return TDM_OK;
+    }
+
+    char *payload = (char *)compress->sent.data + compress->sent_bytes;
+    tdm_codec_key key = {.seed = team->options.seed,
+                         .step = team->in.step,
+                         .replica = (uint32_t)replica,
+                         .ratio = compress_ratio_at(compress, team->in.step)};
+    TDM_TRY(tdm_codec_encode(compress->codec, &key, sum, (const float *const *)before, after,
+                             payload, &bytes, err));
+    compress->sizes[replica] = bytes;
+    team->payload_bytes += bytes;
+    if (by_messages)
+        compress->sent_bytes += (bytes + PAYLOAD_ALIGN - 1) / PAYLOAD_ALIGN * PAYLOAD_ALIGN;
+    else
+        TDM_TRY(tdm_codec_decode(compress->codec, payload, bytes, sum, err));
+    team->codec_seconds += tdm_clock_s() - begin;
+    return TDM_OK;
+}
+
+void tdm__compress_fail(tdm__compress *compress, int64_t replica)
+{
+    compress->sizes[replica] = PAYLOAD_NONFINITE;
+}
+
+/* ---- the exchange ----------------------------------------------------------------------------- */
+
+static size_t payload_room(uint64_t bytes)
+{
+    return (size_t)(bytes + PAYLOAD_ALIGN - 1) / PAYLOAD_ALIGN * PAYLOAD_ALIGN;
+}
+
+/* All ranks get the sizes of all payloads, then the payloads. */
+static tdm_status payloads_gather(tdm__compress *compress, tdm_error *err)
+{
+    const tdm_team *team = compress->team;
+    const tdm__replicas *replicas = compress->replicas;
+    for (int i = 0; i <= team->size; i++) compress->cuts[i] = (size_t)replicas->first[i];
+    tdm_call sizes = {.kind = TDM_CALL_ALL_GATHER,
+                      .dtype = TDM_DTYPE_I64,
+                      .count = (size_t)replicas->count,
+                      .in = compress->sizes + replicas->first[team->place],
+                      .out = compress->sizes,
+                      .cuts = compress->cuts};
+    TDM_TRY(tdm_call_run(team->group, &sizes, err));
+
+    size_t at = 0;
+    for (int i = 0; i < team->size; i++) {
+        compress->cuts[i] = at;
+        for (int64_t r = replicas->first[i]; r < replicas->first[i + 1]; r++) {
+            if (compress->sizes[r] == PAYLOAD_NONFINITE) {
+                compress->is_finite = false;
+                compress->sizes[r] = 0;
+            }
+            if (compress->sizes[r] > compress->max_bytes)
+                return tdm_fail(err, TDM_ERR_FORMAT,
+                                "the payload of replica %lld has %llu bytes, but at most %zu are "
+                                "possible",
+                                (long long)r, (unsigned long long)compress->sizes[r],
+                                compress->max_bytes);
+            at += payload_room(compress->sizes[r]);
+        }
+    }
+    compress->cuts[team->size] = at;
+    tdm_call payloads = {.kind = TDM_CALL_ALL_GATHER,
+                         .dtype = TDM_DTYPE_U8,
+                         .count = at,
+                         .in = compress->sent.data,
+                         .out = compress->received.data,
+                         .cuts = compress->cuts};
+    return at > 0 ? tdm_call_run(team->group, &payloads, err) : TDM_OK;
+}
+
+/* The tensors that have elements in [begin, end). */
+static void compress_tensors_in(const tdm__compress *compress, size_t begin, size_t end,
+                                size_t *first, size_t *last)
+{
+    size_t i = 0;
+    while (i < compress->tensor_count &&
+           compress->tensors[i].offset + compress->tensors[i].elements <= begin)
+        i++;
+    *first = i;
+    while (i < compress->tensor_count && compress->tensors[i].offset < end) i++;
+    *last = i;
+}
+
+/* Decodes the tensors of a range from the payloads of all replicas. */
+static tdm_status payloads_decode(tdm__compress *compress, size_t begin, size_t end, tdm_error *err)
+{
+    const tdm_team *team = compress->team;
+    size_t first, last, at = 0;
+    compress_tensors_in(compress, begin, end, &first, &last);
+    for (int64_t r = 0; r < compress->replicas->count; r++) {
+        const char *payload = (const char *)compress->received.data + at;
+        float *out = (float *)compress->decoded.data + (size_t)r * team->block_extent;
+        size_t bytes = (size_t)compress->sizes[r];
+        at += payload_room(bytes);
+        compress->tree.held[compress->replicas->count + r] = bytes > 0 ? out : NULL;
+        if (bytes > 0)
+            TDM_TRY(
+                tdm_codec_decode_tensors(compress->codec, payload, bytes, first, last, out, err));
+    }
+    return TDM_OK;
+}
+
+/* Adds the decoded contributions of the cells that this rank updates. */
+static tdm_status compress_sum_share(tdm__compress *compress, tdm__cells cells, tdm_error *err)
+{
+    tdm_team *team = compress->team;
+    tdm_extent range = tdm__cells_extent(team->layout, cells);
+    size_t end = range.first + range.count;
+    if (end > team->trained_extent) end = team->trained_extent;
+    if (range.first >= end) return TDM_OK;
+    TDM_TRY(payloads_decode(compress, range.first, end, err));
+    for (size_t at = range.first; at < end; at += TDM__CELL) {
+        size_t count = end - at < TDM__CELL ? end - at : TDM__CELL;
+        float *out = team->summed + at;
+        if (!tdm__tree_sum(&compress->tree, 1, at, count, out, compress->scratch))
+            memset(out, 0, count * sizeof(float));
+    }
+    if (!compress->is_finite) team->summed[range.first] = NAN;
+    if (!tdm__add_range(team->summed + range.first, NULL, end - range.first))
+        atomic_store(&team->overflow_risk, true);
+    return TDM_OK;
+}
+
+/* Statistics are not compressed: they are few. */
+static tdm_status compress_sum_statistics(tdm__compress *compress, tdm_error *err)
+{
+    tdm_team *team = compress->team;
+    size_t count = team->grad_extent - team->trained_extent;
+    int64_t nodes[TDM_MAX_LANE_PARTS];
+    const void *parts[TDM_MAX_LANE_PARTS];
+    tdm_lanes lanes = {team->options.lane_count, team->first, team->absent};
+    if (count == 0) return TDM_OK;
+    int part_count = tdm_lane_nodes(&lanes, team->first[team->place], team->first[team->place + 1],
+                                    nodes);
+    for (int i = 0; i < part_count; i++)
+        parts[i] = team->tree.held[nodes[i]] + team->trained_extent;
+    tdm_call call = {.kind = TDM_CALL_ALL_REDUCE,
+                     .dtype = TDM_DTYPE_F32,
+                     .count = count,
+                     .out = team->summed + team->trained_extent,
+                     .lanes = &lanes,
+                     .parts = parts};
+    return tdm_call_run(team->group, &call, err);
+}
+
+tdm_status tdm__compress_exchange(tdm__compress *compress, tdm_error *err)
+{
+    tdm_team *team = compress->team;
+    double begin = tdm_clock_s();
+    TDM_TRY(payloads_gather(compress, err));
+    TDM_TRY(compress_sum_statistics(compress, err));
+    team->wait_seconds += tdm_clock_s() - begin;
+    tdm__team_mark(team, "payloads", begin);
+    begin = tdm_clock_s();
+    for (size_t i = 0; i < team->own_count; i++)
+        TDM_TRY(compress_sum_share(compress, team->own[i].cells, err));
+    team->codec_seconds += tdm_clock_s() - begin;
+    return TDM_OK;
+}
