@@ -391,4 +391,5 @@ static const check_test tests[] = {
     CHECK_TEST(a_quadratic_converges),
 };
 static CHECK_SUITE(codec_whole, tests);
-CHECK_MAIN_SUITES(&codec_whole, &codec_values, &codec_selection, &codec_payload, &codec_lowrank)
+CHECK_MAIN_SUITES(&codec_whole, &codec_values, &codec_selection, &codec_payload, &codec_lowrank,
+                  &codec_guards)

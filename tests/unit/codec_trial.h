@@ -11,6 +11,7 @@ extern const check_suite codec_values;
 extern const check_suite codec_selection;
 extern const check_suite codec_payload;
 extern const check_suite codec_lowrank;
+extern const check_suite codec_guards;
 
 enum { CODEC_TRIAL_GAP = 5 }; /* unused numbers after each tensor */
 
