@@ -103,7 +103,7 @@ bench:  ## measure size and speed, as ratios to peers or to physical bounds
 	@tools/setup --bench
 	@tools/build release
 	@status=0; bench/run || status=1; bench/compute || status=1; bench/comm || status=1; \
-	    bench/parallel || status=1; bench/elastic || status=1; exit $$status
+	    bench/parallel || status=1; bench/elastic || status=1; bench/sync || status=1; exit $$status
 
 .PHONY: docs
 docs: setup  ## generate docs/job-file.md from the table of job keys

@@ -18,7 +18,13 @@
 #include <string.h>
 #include <time.h>
 
-enum { ALIGNMENT = 64, ELEMENTS = 16 * 1024 * 1024, QUICK_ELEMENTS = 1024 * 1024, MIN_ROUNDS = 3 };
+enum {
+    ALIGNMENT = 64,
+    ELEMENTS = 16 * 1024 * 1024,
+    QUICK_ELEMENTS = 1024 * 1024,
+    MIN_ROUNDS = 3,
+    NAME_BYTES = 32
+};
 
 typedef struct codec_case {
     const char *name;
@@ -93,13 +99,14 @@ __attribute__((noinline)) static void copy_loop(float *restrict to, const float 
     }
 }
 
-/* Bytes read and written per second: the faster of a loop and the C library. */
+/* Bytes read and written per second: the faster of the C library and a loop. Makes grad the gradient again, first, so
+ * that the loop removes it from the caches. */
 static double copy_measure(const blocks *b, size_t elements)
 {
     double begin_s = thread_s();
-    copy_loop(b->out, b->source, elements);
-    double middle_s = thread_s();
     memcpy(b->grad, b->source, elements * sizeof(float));
+    double middle_s = thread_s();
+    copy_loop(b->out, b->source, elements);
     double last_s = thread_s() - middle_s, first_s = middle_s - begin_s;
     return 2.0 * (double)elements * sizeof(float) / (first_s < last_s ? first_s : last_s);
 }
@@ -123,7 +130,7 @@ static result measure(const codec_case *c, const blocks *b, const settings *s)
         memset(b->states[i], 0, s->elements * sizeof(float));
     double until_s = tdm_clock_s() + s->seconds;
     for (uint64_t step = 0; step < MIN_ROUNDS || tdm_clock_s() < until_s; step++) {
-        double copy = copy_measure(b, s->elements); /* grad is the gradient again */
+        double copy = copy_measure(b, s->elements);
         if (copy > best.copy) best.copy = copy;
         const tdm_codec_key key = {.seed = 1, .step = step};
         double begin_s = thread_s();
@@ -142,19 +149,61 @@ static result measure(const codec_case *c, const blocks *b, const settings *s)
     return best;
 }
 
-static void print_row(const codec_case *c, const result *r, const settings *s, bool is_first)
+static void print_row(const char *name, const result *r, const settings *s, bool is_first)
 {
     double input = (double)s->elements * sizeof(float), moved = input + (double)r->bytes;
     if (s->json)
         printf("%s{\"name\":\"%s\",\"encode\":%.3f,\"decode\":%.3f,\"ratio\":%.2f,"
                "\"moved\":%.3f,\"copy\":%.3f}",
-               is_first ? "" : ",", c->name, input / r->encode_s / 1e9, input / r->decode_s / 1e9,
+               is_first ? "" : ",", name, input / r->encode_s / 1e9, input / r->decode_s / 1e9,
                input / (double)r->bytes, moved / r->encode_s / 1e9, r->copy / 1e9);
     else
-        printf("%-30s %8.2f %8.2f %9.2f %8.2f %8.2f\n", c->name, input / r->encode_s / 1e9,
+        printf("%-30s %8.2f %8.2f %9.2f %8.2f %8.2f\n", name, input / r->encode_s / 1e9,
                input / r->decode_s / 1e9, input / (double)r->bytes, moved / r->encode_s / 1e9,
                r->copy / 1e9);
     fflush(stdout);
+}
+
+/* PowerSGD: `encode` is all work of a replica in a step, `decode` that of the sum. */
+static result measure_lowrank(int rank, const blocks *b, const settings *s)
+{
+    enum { COLUMNS = 1024 };
+    const tdm_codec_tensor tensor = {
+        .name = "all", .elements = s->elements, .rows = s->elements / COLUMNS};
+    const tdm_codec_options options = {.rank = rank, .feedback = true};
+    const float *before[] = {b->states[0]};
+    result best = {.encode_s = 1e30, .decode_s = 1e30};
+    tdm_error err;
+    tdm_codec *codec;
+    if (tdm_codec_create(&options, &tensor, 1, &codec, &err) != TDM_OK)
+        die("PowerSGD", err.message);
+    size_t p_bytes = tdm_codec_lowrank_p_elements(codec) * sizeof(float);
+    size_t q_bytes = tdm_codec_lowrank_q_elements(codec) * sizeof(float);
+    float *p = take(p_bytes), *q = take(q_bytes);
+    memset(b->states[0], 0, s->elements * sizeof(float));
+    best.bytes = p_bytes + q_bytes;
+    double until_s = tdm_clock_s() + s->seconds;
+    for (uint64_t step = 0; step < MIN_ROUNDS || tdm_clock_s() < until_s; step++) {
+        const tdm_codec_key key = {.seed = 1, .step = step};
+        double copy = copy_measure(b, s->elements);
+        if (copy > best.copy) best.copy = copy;
+        tdm_codec_lowrank_start(codec, &key, q);
+        double begin_s = thread_s();
+        if (tdm_codec_lowrank_project(codec, b->grad, before, q, b->states[0], p, &err) != TDM_OK)
+            die("PowerSGD", err.message);
+        tdm_codec_lowrank_orthogonalise(codec, p);
+        tdm_codec_lowrank_back(codec, b->states[0], p, q);
+        tdm_codec_lowrank_residual(codec, b->states[0], p, q, 1, b->states[0]);
+        double middle_s = thread_s();
+        tdm_codec_lowrank_reconstruct(codec, p, q, b->out);
+        double end_s = thread_s();
+        if (middle_s - begin_s < best.encode_s) best.encode_s = middle_s - begin_s;
+        if (end_s - middle_s < best.decode_s) best.decode_s = end_s - middle_s;
+    }
+    free(p);
+    free(q);
+    tdm_codec_destroy(codec);
+    return best;
 }
 
 static void read_settings(int argc, char **argv, settings *out)
@@ -198,7 +247,14 @@ int main(int argc, char **argv)
     for (int i = 0; i < CASES; i++) {
         if (s.only && !strstr(cases[i].name, s.only)) continue;
         result r = measure(&cases[i], &b, &s);
-        print_row(&cases[i], &r, &s, shown++ == 0);
+        print_row(cases[i].name, &r, &s, shown++ == 0);
+    }
+    for (int rank = 1; rank <= 4; rank *= 4) {
+        char name[NAME_BYTES];
+        snprintf(name, sizeof(name), "PowerSGD, rank %d", rank);
+        if (s.only && !strstr(name, s.only)) continue;
+        result r = measure_lowrank(rank, &b, &s);
+        print_row(name, &r, &s, shown++ == 0);
     }
     if (s.json) printf("]}\n");
     free(b.source);

@@ -4,7 +4,7 @@
  * A codec compresses the gradient of one replica, a block of f32 that consists of tensors, into a payload of bytes.
  * The stages are: clipping, momentum correction, error feedback, sparsification, quantisation, and the coding of
  * indices. docs/compression.md has the formulas and the format of a payload. PowerSGD (`rank`) needs sums over the
- * replicas between its stages, so it has functions of its own kind below, and no payload.
+ * replicas between its stages, so it has separate functions, below, and no payload.
  *
  * What a replica remembers from step to step (its states) belongs to the caller: arrays of the block's extent,
  * initially zero.
