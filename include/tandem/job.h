@@ -137,7 +137,16 @@ typedef enum tdm_job_reduce {
     TDM_JOB_REDUCE_CENTRAL
 } tdm_job_reduce;
 
-typedef enum tdm_job_sync { TDM_JOB_SYNC_ALL_REDUCE, TDM_JOB_SYNC_LOCAL } tdm_job_sync;
+typedef enum tdm_job_sync {
+    TDM_JOB_SYNC_ALL_REDUCE,
+    TDM_JOB_SYNC_LOCAL,
+    TDM_JOB_SYNC_SERVER
+} tdm_job_sync;
+typedef enum tdm_job_server_mode {
+    TDM_JOB_SERVER_SYNC,
+    TDM_JOB_SERVER_ASYNC,
+    TDM_JOB_SERVER_STALE
+} tdm_job_server_mode;
 typedef enum tdm_job_outer {
     TDM_JOB_OUTER_AVERAGE,
     TDM_JOB_OUTER_SGD,
@@ -370,6 +379,12 @@ typedef struct tdm_job {
         int outer;          /* local: tdm_job_outer */
         double outer_lr;
         double outer_momentum;
+        int mode;                /* server: tdm_job_server_mode */
+        int64_t staleness;       /* server, stale: bound */
+        tdm_job_int_list speeds; /* server: of the workers, relative; empty: equal */
+        double jitter;           /* server: relative variation of the time of a gradient */
+        double compensation;     /* server: of the delay; 0: off */
+        bool staleness_lr;       /* server */
     } sync;
     struct {
         int sparsify; /* tdm_job_sparsify */

@@ -15,6 +15,9 @@ bool tdm_job_takes_tokens(const tdm_job *job);
 /* Whether replicas of the model are trained apart and averaged (sync.kind: local); whether the job has a stage of
  * compression; whether it has logical replicas, for either reason. */
 bool tdm_job_is_local(const tdm_job *job);
+/* Whether updates are applied one by one, each from a gradient of an earlier model (sync.kind: server, not in mode
+ * sync). */
+bool tdm_job_is_async(const tdm_job *job);
 bool tdm_job_compresses(const tdm_job *job);
 bool tdm_job_has_replicas(const tdm_job *job);
 /* The name of a tdm_job_layer_kind in a job, such as "conv". */

@@ -13,6 +13,16 @@ bool tdm_job_is_local(const tdm_job *job)
     return job->sync.kind == TDM_JOB_SYNC_LOCAL;
 }
 
+bool tdm_job_is_async(const tdm_job *job)
+{
+    return job->sync.kind == TDM_JOB_SYNC_SERVER && job->sync.mode != TDM_JOB_SERVER_SYNC;
+}
+
+static bool is_stale(const tdm_job *job)
+{
+    return tdm_job_is_async(job) && job->sync.mode == TDM_JOB_SERVER_STALE;
+}
+
 bool tdm_job_compresses(const tdm_job *job)
 {
     return job->compress.sparsify != TDM_JOB_SPARSIFY_NONE ||
@@ -21,7 +31,12 @@ bool tdm_job_compresses(const tdm_job *job)
 
 bool tdm_job_has_replicas(const tdm_job *job)
 {
-    return tdm_job_is_local(job) || tdm_job_compresses(job);
+    return tdm_job_is_local(job) || tdm_job_is_async(job) || tdm_job_compresses(job);
+}
+
+static bool has_strategy(const tdm_job *job)
+{
+    return tdm_job_is_local(job) || tdm_job_is_async(job);
 }
 
 static bool has_outer_optimiser(const tdm_job *job)
@@ -52,19 +67,21 @@ static bool is_qsgd(const tdm_job *job)
 }
 
 #define IF_LOCAL BITS_IF(tdm_job_is_local, "if 'sync.kind' is local")
+#define IF_ASYNC BITS_IF(tdm_job_is_async, "if 'sync.kind' is server and 'sync.mode' not sync")
 #define IF_COMPRESSED BITS_IF(tdm_job_compresses, "if the job compresses")
 
 const tdm_job_key tdm__sync_keys[] = {
     {
         KEY("sync.kind", CHOICE, sync.kind),
         .fallback = "all_reduce",
-        IF_LOCAL,
-        .choices = "all_reduce | local",
-        .also_called = "strategy algorithm synchronization local_sgd diloco",
+        BITS_IF(has_strategy, "unless it is all_reduce, or server with 'sync.mode: sync'"),
+        .choices = "all_reduce | local | server",
+        .also_called = "strategy algorithm synchronization local_sgd diloco parameter_server",
         .help = "How workers combine their results. all_reduce adds the gradients of all lanes in "
                 "each step. local trains several replicas of the model independently for "
                 "'sync.period' steps and then averages them, which needs far less communication "
-                "(local SGD; with 'sync.outer: nesterov', DiLoCo).",
+                "(local SGD; with 'sync.outer: nesterov', DiLoCo). server applies the gradients of "
+                "single workers one after the other, as a parameter server does ('sync.mode').",
     },
     {
         KEY("sync.replicas", INT, sync.replicas),
@@ -74,11 +91,13 @@ const tdm_job_key tdm__sync_keys[] = {
         .form = TDM_JOB_FORM_POWER_OF_TWO,
         .word = "auto",
         .also_called = "num_replicas model_replicas",
-        .help = "The number of logical replicas: of models with 'sync.kind: local', of the "
-                "residuals and momentums of 'compress'. Each replica has an equal share of the "
-                "lanes. Workers execute replicas, so there can be at most as many workers as "
-                "replicas, and the trained bits depend on the number of replicas, never on the "
-                "number of workers. auto is the number of lanes, at most 4.",
+        .help =
+            "The number of logical replicas: of models with 'sync.kind: local', of workers with "
+            "'sync.kind: server', of the residuals and momentums of 'compress'. Each replica has an equal share of the "
+            "lanes. Workers execute replicas, so there can be at most as many workers as "
+            "replicas, and the trained bits depend on the number of replicas, never on the "
+            "number of workers. auto is the number of lanes, at most 4. (With 'sync.kind: server' "
+            "at most 64 replicas are possible, and each of them uses all lanes.)",
     },
     {
         KEY("sync.period", INT, sync.period),
@@ -143,6 +162,71 @@ const tdm_job_key tdm__sync_keys[] = {
         RANGE(0, 1),
         .max_open = true,
         .help = "The momentum of the outer optimiser ('sync.outer').",
+    },
+    {
+        KEY("sync.mode", CHOICE, sync.mode),
+        .fallback = "sync",
+        IF_ASYNC,
+        .choices = "sync | async | stale",
+        .also_called = "consistency",
+        .help =
+            "With 'sync.kind: server': sync waits for all workers in each step, and gives the "
+            "bits of all_reduce. async applies each gradient as it comes: a worker takes a batch, "
+            "reads the model, and its gradient updates a model that other workers have changed "
+            "meanwhile. stale bounds that difference by 'sync.staleness'. The order of the "
+            "updates is drawn from a logical clock with the job's seed ('sync.speeds', "
+            "'sync.jitter'), so the result is the same on any number of ranks.",
+    },
+    {
+        KEY("sync.staleness", INT, sync.staleness),
+        .fallback = "4",
+        BITS_IF(is_stale, "if 'sync.mode' is stale"),
+        RANGE(0, 1000000),
+        .also_called = "bound staleness_bound",
+        .help =
+            "With 'sync.mode: stale': how many more gradients a worker may have computed than the "
+            "slowest one when it begins the next (stale synchronous parallel).",
+    },
+    {
+        KEY("sync.speeds", INT_LIST, sync.speeds),
+        .fallback = "[]",
+        IF_ASYNC,
+        RANGE(1, 1000000),
+        .max_count = 64,
+        .also_called = "worker_speeds",
+        .help =
+            "With 'sync.mode: async' and 'stale': the relative speed of each replica in the logical "
+            "clock, such as [100, 100, 25] for a third worker that takes four times as long. "
+            "[] makes them equal.",
+    },
+    {
+        KEY("sync.jitter", REAL, sync.jitter),
+        .fallback = "0.1",
+        IF_ASYNC,
+        RANGE(0, 1),
+        .max_open = true,
+        .help =
+            "With 'sync.mode: async' and 'stale': how much the time of a gradient varies in the "
+            "logical clock: evenly between 1 - jitter and 1 + jitter of its mean.",
+    },
+    {
+        KEY("sync.compensation", REAL, sync.compensation),
+        .fallback = "0",
+        IF_ASYNC,
+        RANGE(0, INFINITY),
+        .also_called = "delay_compensation dc_asgd lambda",
+        .help =
+            "With 'sync.mode: async' and 'stale': corrects a gradient g for the delay by adding "
+            "compensation x g x g x (the model now - the model that the worker read) to it "
+            "(DC-ASGD). 0 disables it.",
+    },
+    {
+        KEY("sync.staleness_lr", BOOL, sync.staleness_lr),
+        .fallback = "false",
+        IF_ASYNC,
+        .help =
+            "With 'sync.mode: async' and 'stale': whether the learning rate of an update is divided "
+            "by its staleness, the number of updates since the worker read the model.",
     },
     {
         KEY("compress.sparsify", CHOICE, compress.sparsify),

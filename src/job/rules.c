@@ -165,7 +165,7 @@ static bool more_lanes_than_samples(const tdm_job *job)
 
 static bool more_replicas_than_lanes(const tdm_job *job)
 {
-    return tdm_job_has_replicas(job) && job->parallel.lanes > 0 &&
+    return tdm_job_has_replicas(job) && !tdm_job_is_async(job) && job->parallel.lanes > 0 &&
            job->sync.replicas > job->parallel.lanes;
 }
 
@@ -197,6 +197,27 @@ static bool replicas_with_sync_batchnorm(const tdm_job *job)
 static bool replicas_with_offload(const tdm_job *job)
 {
     return tdm_job_has_replicas(job) && job->parallel.offload;
+}
+
+static bool more_workers_than_possible(const tdm_job *job)
+{
+    return tdm_job_is_async(job) && job->sync.replicas > 64;
+}
+
+static bool speeds_of_others(const tdm_job *job)
+{
+    return tdm_job_is_async(job) && job->sync.speeds.count > 0 && job->sync.replicas > 0 &&
+           job->sync.speeds.count != (size_t)job->sync.replicas;
+}
+
+static bool async_with_lamb(const tdm_job *job)
+{
+    return tdm_job_is_async(job) && job->optim.kind == TDM_JOB_OPTIM_LAMB;
+}
+
+static bool async_with_skips(const tdm_job *job)
+{
+    return tdm_job_is_async(job) && job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP;
 }
 
 static bool local_with_ema(const tdm_job *job)
@@ -259,6 +280,29 @@ static const rule rules[] = {
         .is_broken = replicas_with_offload,
         .message = "the state of replicas ('sync.kind: local' and 'compress') is kept in memory; "
                    "remove 'parallel.offload'",
+    },
+    {
+        .keys = {"sync.replicas", "sync.kind", "sync.mode"},
+        .is_broken = more_workers_than_possible,
+        .message = "'sync.kind: server' has at most 64 replicas; reduce 'sync.replicas'",
+    },
+    {
+        .keys = {"sync.speeds", "sync.replicas", "sync.kind", "sync.mode"},
+        .is_broken = speeds_of_others,
+        .message = "'sync.speeds' needs one number for each of the 'sync.replicas'",
+    },
+    {
+        .keys = {"optim.kind", "sync.kind", "sync.mode"},
+        .is_broken = async_with_lamb,
+        .message =
+            "lamb needs the norms of whole tensors after each update, which 'sync.kind: server' "
+            "does not compute; choose another optimiser",
+    },
+    {
+        .keys = {"train.bad_numbers", "sync.kind", "sync.mode"},
+        .is_broken = async_with_skips,
+        .message =
+            "'sync.kind: server' cannot skip single updates; set 'train.bad_numbers' to stop",
     },
     {
         .keys = {"optim.ema", "sync.kind"},
@@ -499,6 +543,11 @@ static void warn_of_weights(tdm__loader *loader)
                      "'parallel.weights' has no effect unless 'parallel.balance' is weights");
 }
 
+static bool is_server(const tdm_job *job)
+{
+    return job->sync.kind == TDM_JOB_SYNC_SERVER;
+}
+
 /* Keys that only some strategies use. */
 static void warn_of_sync(tdm__loader *loader)
 {
@@ -507,7 +556,15 @@ static void warn_of_sync(tdm__loader *loader)
         bool (*is_used)(const tdm_job *job);
         const char *condition;
     } groups[] = {
-        {"sync.", "sync.kind sync.replicas", tdm_job_is_local, "'sync.kind' is local"},
+        {"sync.",
+         "sync.kind sync.replicas sync.mode sync.staleness sync.speeds sync.jitter "
+         "sync.compensation sync.staleness_lr",
+         tdm_job_is_local, "'sync.kind' is local"},
+        {"sync.mode", "", is_server, "'sync.kind' is server"},
+        {"sync.staleness", "", tdm_job_is_async, "'sync.mode' is async or stale"},
+        {"sync.speeds", "", tdm_job_is_async, "'sync.mode' is async or stale"},
+        {"sync.jitter", "", tdm_job_is_async, "'sync.mode' is async or stale"},
+        {"sync.compensation", "", tdm_job_is_async, "'sync.mode' is async or stale"},
         {"sync.replicas", "", tdm_job_has_replicas, "'sync.kind' is local or the job compresses"},
         {"compress.", "compress.sparsify compress.quantise", tdm_job_compresses,
          "'compress.sparsify' or 'compress.quantise' is set"},

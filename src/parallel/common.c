@@ -15,6 +15,7 @@
  */
 #include "base/base.h"
 #include "comm/comm.h"
+#include "job/job.h"
 #include "os/os.h"
 #include "parallel/internal.h"
 
@@ -53,6 +54,8 @@ static size_t common_region_buffers(const tdm_team *team)
     size_t lanes = (size_t)team->options.lane_count, levels = 1;
     if (team->size == 1 && !team->undo_log->memory->outlives) return (size_t)team->buffer_count;
     while (((size_t)1 << levels) < lanes) levels++;
+    if (tdm_job_is_async(team->job))
+        return (size_t)tdm_replicas_of(team->job) + 2 * levels + 1; /* one for each replica */
     return team->side_by_side || lanes < 2 * levels + 1 ? lanes : 2 * levels + 1;
 }
 
@@ -64,7 +67,8 @@ tdm_status tdm__common_parts_load(const tdm__undo_log *j, const tdm__tree *tree,
                              &boards, err));
     for (int i = 0; i < 2 * TDM__UNDO_MAX_SLOTS; i++) {
         const board_entry *from = &boards[i];
-        if (from->step != begun->step || from->epoch != begun->epoch || begun->epoch == 0) continue;
+        if (from->step != begun->first || from->epoch != begun->epoch || begun->epoch == 0)
+            continue;
         float *grads = NULL;
         TDM_TRY(
             tdm__region_find(j->memory, "gradients", i % TDM__UNDO_MAX_SLOTS, NULL, &grads, err));

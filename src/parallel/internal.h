@@ -124,6 +124,8 @@ struct tdm_team {
     size_t grad_extent;  /* including the statistics behind */
     size_t block_extent; /* likewise, rounded up to whole cells */
     int thread_count;
+    int64_t
+        slice_count; /* number of slices of a batch: lane_count, or with in.order, those of a replica */
     /* Lanes. One is executed at a time, or, if an op sums over lanes, all lanes of a rank concurrently. */
     bool side_by_side;
     int max_run;        /* concurrent lanes */
@@ -199,6 +201,8 @@ int tdm__team_find_graph(const tdm_team *team, int64_t batch, int64_t rows);
 /* Runs this rank's lanes of the current step. Afterwards `parts` are complete and, with messages,
  * their reduction is in progress. */
 tdm_status tdm__team_run_lanes(tdm_team *team, tdm_error *err);
+/* The rows of a lane in the current batch. */
+tdm_slice tdm__team_rows(const tdm_team *team, int64_t lane);
 /* Sets up `run[index]` for a lane with rows, with `grads` for its gradient. */
 void tdm__team_set_up(tdm_team *team, int index, int64_t lane, float *grads);
 /* Any graph of the current batch: all have the same buckets and sums over lanes, in the same order. */
@@ -275,9 +279,27 @@ tdm_status tdm__update_find_bad(tdm_team *team, size_t *out, tdm_error *err);
 /* All passes of the optimiser over this rank's pieces and statistics. */
 tdm_status tdm__update_run(tdm_team *team, tdm_step_result *result, tdm_error *err);
 
-/* Updates one piece, under an undo record. */
+/* The delay of a gradient: the model that it was computed from. */
+typedef struct tdm__delay {
+    float scale; /* of the compensation */
+    const float *read;
+} tdm__delay;
+/* Updates one piece, under an undo record. `delay` NULL: no compensation. */
 void tdm__update_piece(tdm__undo_log *undo_log, tdm_optimiser *optimiser, size_t index,
-                       uint64_t step, float *grad, double grad_norm);
+                       uint64_t step, float *grad, double grad_norm, const tdm__delay *delay);
+/* Exchanges the contributions of pieces to a sum, if each rank has only its own. */
+tdm_status tdm__update_exchange(tdm_team *team, double *numbers, size_t count, tdm_error *err);
+/* Lowers *bad to the first index with a magnitude of at least `bound`, or NaN. */
+void tdm__nonfinite_find(atomic_size_t *bad, const float *numbers, size_t begin, size_t count,
+                         float bound);
+
+/* ---- updates in order (update_order.c) ---------------------------------------------------------- */
+
+/* For a step with `in.order`, instead of the two functions above. */
+tdm_status tdm__order_find_bad(tdm_team *team, size_t *out, tdm_error *err);
+tdm_status tdm__order_update_run(tdm_team *team, tdm_step_result *result, tdm_error *err);
+/* The replicas whose arrays the updates change: bit r. */
+uint64_t tdm__order_changed(const tdm_order_entry *order, int64_t count);
 void tdm__apply_piece(tdm__undo_log *undo_log, tdm_optimiser *optimiser, size_t index,
                       uint64_t step, float *grad, const double *sums);
 void tdm__follow(tdm__undo_log *undo_log, float *value, const float *observed,

@@ -90,8 +90,8 @@ static tdm_status watchers_run(tdm_team *team, int graph, tdm__watcher *watchers
 static tdm_status blame_lanes(tdm_team *team, float *grads, tdm_bad_number *out, tdm_error *err)
 {
     double magnitude = 0;
-    for (int64_t i = 0; i < team->options.lane_count; i++) {
-        if (tdm_lane_slice(team->in.batch, team->options.lane_count, i).count == 0) continue;
+    for (int64_t i = 0; i < team->slice_count; i++) {
+        if (tdm__team_rows(team, i).count == 0) continue;
         tdm__team_set_up(team, 0, i, grads);
         const tdm__lane_run *lane = &team->run[0];
         tdm__watcher w;

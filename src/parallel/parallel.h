@@ -95,6 +95,8 @@ enum {
 /* The number of logical replicas of a job: sync.replicas, or the value of `auto`, which depends only on the job. 0: the
  * job has none (sync.kind is all_reduce, and it does not compress). */
 int64_t tdm_replicas_of(const tdm_job *job);
+/* The number of leaves of the tree: that of lanes; with sync.kind server each replica executes all lanes of a batch. */
+int64_t tdm_tree_lanes_of(const tdm_job *job);
 /* The arrays that each replica keeps for the job's compression: their number, and their names in checkpoints. */
 enum { TDM_MAX_COMPRESS_ARRAYS = 2 };
 int tdm_compress_arrays(const tdm_job *job, const char *names[TDM_MAX_COMPRESS_ARRAYS]);
@@ -119,6 +121,9 @@ typedef struct tdm_params_options {
     int replica_arrays;
     /* The statistics of a step replace those of the model; else the model's follow them with their momentum. */
     bool takes_statistics;
+    /* The first array of a replica is the model that it has read, and an update changes the arrays of single replicas
+     * only (sync.kind server). Ranks must share the memory of one node. */
+    bool is_ordered;
 } tdm_params_options;
 
 /* All blocks are initially zero. Collective. */
@@ -235,6 +240,15 @@ typedef struct tdm_step_result {
  * bits, or-ed over the ranks, by which they agree on what to do after the step (for example to stop). All
  * ranks get the same result. Collective; allocates nothing.
  */
+/* An update of sync.kind server, modes async and stale. */
+enum { TDM_ORDER_MAX_WORKERS = 64 };
+typedef struct tdm_order_entry {
+    uint32_t worker;    /* the replica */
+    uint32_t staleness; /* number of updates since the worker read the model */
+    uint64_t
+        readers; /* bit w: worker w reads the model right after this update, and begins its next gradient */
+} tdm_order_entry;
+
 typedef struct tdm_inner_step {
     uint64_t step;
     int64_t batch;
@@ -259,6 +273,12 @@ typedef struct tdm_step_input {
      */
     int64_t inner_count;
     void (*inner)(void *user, int64_t index, tdm_inner_step *out);
+    /*
+     * sync.kind server: a call makes inner_count updates, from `step` on, one after the other: entry i of `order` is
+     * that of update step + i, whose settings `inner` gives. The workers of all of them have read the model before
+     * `step`, so their gradients are computed side by side. NULL: not used.
+     */
+    const tdm_order_entry *order;
 } tdm_step_input;
 tdm_status tdm_team_step(tdm_team *team, const tdm_step_input *in, tdm_step_result *out,
                          tdm_error *err);

@@ -249,11 +249,8 @@ static tdm_status params_make_memory(tdm_params *store, const tdm_params_options
         status = error_keep_first(status, params_make_undo_log(store, options, &why), &why, err);
     status = error_keep_first(status, params_make_blocks(store, options, &why), &why, err);
     if (options->optimiser)
-        status = error_keep_first(status,
-                                  tdm__replicas_create(store, options->replica_count,
-                                                       options->replica_arrays, &store->replicas,
-                                                       &why),
-                                  &why, err);
+        status = error_keep_first(
+            status, tdm__replicas_create(store, options, &store->replicas, &why), &why, err);
     if (store->node_size == 1) return status;
 
     /* The board is of this world, so it does not survive it. */

@@ -7,6 +7,7 @@
  */
 #include "base/base.h"
 #include "graph/graph.h"
+#include "job/job.h"
 #include "parallel/parallel.h"
 #include "parallel/prefetch_schedule.h"
 
@@ -94,6 +95,31 @@ static void prediction_count_state(const prediction *p, tdm_ranks_memory *out)
     if (p->options->job->parallel.offload) out->file_bytes = out->state_bytes;
 }
 
+/* What replicas keep, in two versions, and the copy of the model that a rank trains. The states of the optimiser are then
+ * those of the replicas, beside the momentum of an outer one. */
+static void prediction_count_replicas(const prediction *p, tdm_ranks_memory *out)
+{
+    const tdm_job *job = p->options->job;
+    const char *names[TDM_MAX_COMPRESS_ARRAYS];
+    int64_t replicas = tdm_replicas_of(job);
+    bool local = tdm_job_is_local(job), ordered = tdm_job_is_async(job);
+    uint64_t node_replicas = (uint64_t)((replicas + p->options->node_count - 1) /
+                                        p->options->node_count);
+    uint64_t arrays = (uint64_t)tdm_compress_arrays(job, names) + ordered;
+    uint64_t block = p->trained_bytes + p->tail_bytes;
+    if (replicas == 0) return;
+    if (local) {
+        arrays += (uint64_t)p->options->state_count;
+        bool has_momentum = job->sync.outer != TDM_JOB_OUTER_AVERAGE &&
+                            job->sync.outer_momentum > 0;
+        out->state_bytes = has_momentum ? p->trained_bytes : 0;
+    }
+    out->state_bytes += 2 * node_replicas * arrays * block;
+    if (local || ordered)
+        out->state_bytes += (uint64_t)p->node_ranks * block *
+                            (1 + (local ? (uint64_t)p->options->state_count : 0));
+}
+
 /* ---- gradients ------------------------------------------------------------------------------- */
 
 /* The first step that writes to a bucket of gradients, and the step that completes it. */
@@ -162,6 +188,11 @@ static int prediction_count_buffers(const prediction *p, bool overlaid, int *max
                                         (tdm_slice){lanes.first, lanes.count - overlaid});
     }
     free(first);
+    if (tdm_job_is_async(
+            o->job)) /* the gradient of each replica, and those of the lanes of a batch */
+        buffers = (int)tdm_replicas_of(o->job) +
+                  p->node_ranks *
+                      tdm_lane_buffers(o->lane_count, (tdm_slice){0, tdm_lanes_of(o->job)});
     return buffers;
 }
 
@@ -224,6 +255,7 @@ tdm_status tdm_ranks_memory_of(const tdm_ranks_memory_options *options, tdm_rank
     if (status == TDM_OK) {
         memory.node_ranks = p.node_ranks;
         prediction_count_state(&p, &memory);
+        prediction_count_replicas(&p, &memory);
         status = prediction_count_gradients(&p, &memory, err);
     }
     if (status == TDM_OK) status = prediction_count_parameters(&p, &memory, err);

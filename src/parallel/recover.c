@@ -39,6 +39,17 @@ static const tdm__begun *record_find(const tdm__undo_log *j, uint64_t steps)
     return NULL;
 }
 
+/* The record of an update after `steps` steps that was begun; NULL: this node has none. */
+static const tdm__begun *record_find_next(const tdm__undo_log *j, uint64_t steps)
+{
+    for (int i = 0; i < TDM__UNDO_MAX_SLOTS; i++) {
+        const tdm__undo_slot *slot = &j->undo_header->slots[i];
+        if (atomic_load(&slot->process) != 0 && atomic_load(&slot->began) > steps)
+            return &slot->begun;
+    }
+    return NULL;
+}
+
 static void standing_read(const tdm_params *store, tdm__standing *out)
 {
     const tdm__undo_log *j = store->undo_log;
@@ -54,8 +65,10 @@ static void standing_read(const tdm_params *store, tdm__standing *out)
     out->changed = atomic_load(&j->undo_header->last_update);
     /* last_update is stored before state; the process may have died in between. */
     if (out->changed > out->steps) out->steps = out->changed;
-    if (record_find(j, out->steps + 1)) { /* of the next step */
-        out->steps++;
+    out->from = out->steps;
+    const tdm__begun *next = record_find_next(j, out->steps);
+    if (next) {
+        out->steps = next->step + 1;
         out->changed = out->steps;
     }
     out->has_record = record_find(j, out->changed) != NULL;
@@ -146,11 +159,108 @@ static tdm_status finisher_do_updates(finisher *f, tdm_error *err)
             return tdm_fail(err, TDM_ERR_INTERNAL,
                             "the gradient sums of step %llu are not in this host's memory",
                             (unsigned long long)f->begun->step + 1);
-        tdm__update_piece(f->undo_log, optimiser, i, f->begun->step, grad, f->begun->grad_norm);
+        tdm__update_piece(f->undo_log, optimiser, i, f->begun->step, grad, f->begun->grad_norm,
+                          NULL);
         f->done++;
     }
     return TDM_OK;
 }
+
+/* ---- updates in order ------------------------------------------------------------------------- */
+
+/* An update of a step that has several (update_order.c). */
+typedef struct ordered {
+    finisher *f;
+    const tdm__begun_update *update;
+    uint64_t step;
+    const float *grads;
+} ordered;
+
+static bool ordered_is_due(const ordered *o, const tdm__mark *mark)
+{
+    return atomic_load(&mark->epoch) == o->f->begun->epoch &&
+           atomic_load(&mark->updated) < o->step + 2;
+}
+
+static void ordered_do_statistic(void *user, const tdm_param_info *p, size_t index, size_t begin,
+                                 size_t count)
+{
+    const ordered *o = user;
+    if (!ordered_is_due(o, &o->f->undo_log->cells[index])) return;
+    tdm__follow(o->f->undo_log, o->f->store->blocks[TDM_BLOCK_PARAMS].data + begin,
+                o->grads + begin, p, index, begin, count, o->step);
+    o->f->done++;
+}
+
+/* Copies a piece for the replicas that read the model after this update, if it has seen no later one: then its copy was
+ * made by the process that updated it. */
+static void ordered_copy_piece(const ordered *o, const tdm_optim_piece *piece)
+{
+    const tdm__replicas *replicas = o->f->store->replicas;
+    const float *model = o->f->store->blocks[TDM_BLOCK_PARAMS].data;
+    for (int64_t r = 0; r < replicas->count; r++)
+        if (o->update->entry.readers >> r & 1)
+            memcpy(tdm__replica_array(replicas, r, 1 - replicas->current[r], 0) + piece->begin,
+                   model + piece->begin, piece->count * sizeof(float));
+}
+
+static tdm_status ordered_run(const ordered *o, double compensation, tdm_error *err)
+{
+    finisher *f = o->f;
+    tdm__undo_log *undo_log = f->undo_log;
+    tdm_optimiser *optimiser = f->store->optimiser;
+    const tdm__replicas *replicas = f->store->replicas;
+    int64_t worker = o->update->entry.worker;
+    tdm__delay delay = {(float)compensation,
+                        tdm__replica_array(replicas, worker, replicas->current[worker], 0)};
+    tdm_optimiser_begin(optimiser, o->step, o->update->lr);
+    for (size_t i = 0; i < undo_log->piece_count; i++) {
+        const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
+        if (ordered_is_due(o, &undo_log->marks[i])) {
+            if (!o->grads)
+                return tdm_fail(err, TDM_ERR_INTERNAL,
+                                "the gradient of step %llu is not in this host's memory",
+                                (unsigned long long)o->step + 1);
+            tdm__update_piece(undo_log, optimiser, i, o->step,
+                              (float *)(uintptr_t)o->grads + piece->begin, o->update->grad_norm,
+                              compensation > 0 ? &delay : NULL);
+            f->done++;
+        }
+        if (atomic_load(&undo_log->marks[i].updated) == o->step + 2) ordered_copy_piece(o, piece);
+    }
+    tdm__statistic_visit(f->store->graph, (tdm__cells){0, f->store->layout->trained_cells},
+                         ordered_do_statistic, (void *)(uintptr_t)o);
+    return TDM_OK;
+}
+
+/* Makes the missing updates of all pieces, and completes the versions of the replicas. */
+static tdm_status finisher_do_ordered(finisher *f, tdm_error *err)
+{
+    tdm__replicas *replicas = f->store->replicas;
+    const tdm__begun *begun = f->begun;
+    uint64_t changed = 0;
+    if (!replicas || !replicas->is_ordered || begun->update_count > TDM_ORDER_MAX_WORKERS)
+        return tdm_fail(err, TDM_ERR_FORMAT,
+                        "the record of the last step in this host's shared memory is damaged");
+    tdm__replicas_attach(replicas, begun->first + 1);
+    for (uint32_t i = 0; i < begun->update_count; i++) {
+        const tdm__begun_update *update = &begun->updates[i];
+        if (update->entry.worker >= replicas->count)
+            return tdm_fail(err, TDM_ERR_FORMAT,
+                            "the record of the last step in this host's shared memory is damaged");
+        ordered o = {.f = f,
+                     .update = update,
+                     .step = begun->first + i,
+                     .grads = f->tree.held[replicas->count + update->entry.worker]};
+        TDM_TRY(ordered_run(&o, begun->compensation, err));
+        changed |= UINT64_C(1) << update->entry.worker | update->entry.readers;
+    }
+    for (int64_t r = 0; r < replicas->count; r++)
+        if (changed >> r & 1) tdm__replica_write_end(replicas, r, begun->step);
+    return TDM_OK;
+}
+
+/* ---- sums over all pieces ------------------------------------------------------------------------ */
 
 /* Norms of whole parameters need the sums of all pieces, on whichever node they were updated. */
 static tdm_status finisher_do_applies(finisher *f, bool here, tdm_error *err)
@@ -213,8 +323,10 @@ static tdm_status finisher_run(finisher *f, int64_t lane_count, tdm_error *err)
     tdm_status status = TDM_OK;
     for (int i = 0; i < TDM__UNDO_MAX_SLOTS && status == TDM_OK; i++)
         if (atomic_load(&f->undo_log->undo_header->slots[i].process) != 0)
-            status = tdm__undo_rollback(f->undo_log, i, f->begun->step, err);
-    if (status == TDM_OK) {
+            status = tdm__undo_rollback(f->undo_log, i, err);
+    if (status == TDM_OK && f->begun->update_count > 0) {
+        status = finisher_do_ordered(f, err);
+    } else if (status == TDM_OK) {
         tdm__cells all = {0, f->store->layout->trained_cells};
         tdm__statistic_visit(f->store->graph, all, finisher_do_statistic, f);
         status = finisher_do_updates(f, err);
@@ -295,6 +407,7 @@ static void goal_choose(const tdm__layout *l, const tdm__standing *all, tdm__goa
         if (!goal->found || all[i].steps > goal->steps) {
             goal->steps = all[i].steps;
             goal->changed = all[i].changed;
+            goal->from = all[i].from;
         }
         goal->found = true;
     }
@@ -311,7 +424,7 @@ bool tdm__goal_in_reach(const tdm__goal *goal, const tdm__standing *node)
 {
     if (!goal->found || !node->has_state) return false;
     return node->steps == goal->steps ||
-           (node->steps + 1 == goal->steps && goal->changed == goal->steps);
+           (node->steps == goal->from && goal->changed == goal->steps);
 }
 
 static tdm_status snapshot_broadcast(tdm_params *store, const tdm__goal *goal, tdm_recovery *out,

@@ -18,12 +18,14 @@ typedef struct tdm__standing {
     uint64_t has_record; /* of the update of that step */
     uint64_t snapshot_order;
     uint64_t lineage; /* the epoch that last adopted its state */
+    uint64_t from;    /* number of steps before the update begun here */
 } tdm__standing;
 
 /* The state that all nodes are to reach. */
 typedef struct tdm__goal {
     bool found;
     uint64_t steps, changed;
+    uint64_t from;    /* the state before the last update, which a node can complete by itself */
     int record_place; /* rank (place) with the record of the last update; -1: none */
     int snapshot_offset;
 } tdm__goal;

@@ -7,6 +7,8 @@
  *   sync.kind local   The replica trains a copy of the model for the steps of the round, with the optimiser of the
  *                     job. Its contribution is the model before the round minus that copy, divided by the number of
  *                     replicas. The sum over all replicas is the gradient of the outer optimiser.
+ *   sync.kind server  The contribution is the gradient of a batch, computed from the model that the replica has read
+ *                     before. Contributions are not added: each is an update of its own (update_order.c).
  *   compress          The contribution is encoded, with what earlier steps left over (compress.h).
  *
  * The contributions are added by the upper part of the same tree. So a round is executed, committed and recovered as
@@ -31,6 +33,8 @@ struct tdm__replica_run {
     tdm__replicas *replicas;
     int64_t lanes; /* of a replica */
     bool is_local;
+    bool is_ordered;
+    uint64_t changed; /* ordered: the replicas that this step changes, bit r */
     tdm_optimiser *inner;
     tdm_pages pages;
     float *model; /* the copy that a replica trains; NULL: none */
@@ -43,14 +47,15 @@ struct tdm__replica_run {
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
-/* Memory for the copy of the model and for the states of its optimiser. */
+/* Memory for the copy of the model, and for the states of its optimiser, if it has one. */
 static tdm_status replica_run_make_model(tdm_team *team, tdm__replica_run *run, tdm_error *err)
 {
     size_t stride = run->replicas->stride;
     int arrays = 0;
     run->inner = team->options.inner;
     for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++)
-        run->state_arrays[k] = tdm_optimiser_uses_state(run->inner, k) ? arrays++ : -1;
+        run->state_arrays[k] = run->inner && tdm_optimiser_uses_state(run->inner, k) ? arrays++
+                                                                                     : -1;
     run->losses = calloc((size_t)team->options.lane_count, sizeof(*run->losses));
     if (!run->losses) return tdm_fail_oom(err, "for the replicas");
     TDM_TRY(tdm_pages_map((size_t)(1 + arrays) * stride * sizeof(float), false, &run->pages, err));
@@ -62,7 +67,7 @@ static tdm_status replica_run_make_model(tdm_team *team, tdm__replica_run *run, 
         run->states[k] = run->model + (size_t)(1 + run->state_arrays[k]) * stride;
         blocks.states[k] = run->states[k];
     }
-    tdm_optimiser_bind(run->inner, &blocks);
+    if (run->inner) tdm_optimiser_bind(run->inner, &blocks);
     for (int i = 0; i < team->max_run * team->graph_count; i++)
         tdm_plan_bind(team->plans[i], TDM_SPACE_PARAMS, run->model);
     return TDM_OK;
@@ -83,10 +88,11 @@ tdm_status tdm__replica_run_create(tdm_team *team, tdm_error *err)
     run->replicas = replicas;
     run->lanes = team->options.lane_count / replicas->count;
     run->is_local = team->options.inner != NULL;
-    int arrays = 0;
+    run->is_ordered = replicas->is_ordered;
+    int arrays = run->is_ordered;
     for (int k = 0; k < TDM_OPTIM_MAX_STATES && run->is_local; k++)
         arrays += tdm_optimiser_uses_state(team->options.inner, k);
-    if (run->is_local) TDM_TRY(replica_run_make_model(team, run, err));
+    if (run->is_local || run->is_ordered) TDM_TRY(replica_run_make_model(team, run, err));
     return tdm__compress_create(team, replicas, arrays, &run->compress, err);
 }
 
@@ -111,7 +117,16 @@ void tdm__replicas_use_model(tdm_team *team)
 
 void tdm__replicas_commit(tdm_team *team)
 {
-    if (team->replicas) tdm__replicas_flip(team->replicas->replicas);
+    tdm__replica_run *run = team->replicas;
+    if (!run) return;
+    for (int64_t r = 0; r < run->replicas->count; r++) {
+        if (run->is_ordered && !(run->changed >> r & 1)) continue;
+        bool mine = tdm__replica_home(team->options.store, r) == team->place;
+        if (run->is_ordered && mine)
+            tdm__replica_write_end(run->replicas, r,
+                                   team->in.step + (uint64_t)team->in.inner_count - 1);
+        tdm__replica_flip(run->replicas, r);
+    }
 }
 
 /* ---- the lanes of a replica -------------------------------------------------------------------- */
@@ -122,7 +137,7 @@ static tdm_status replica_run_lanes(tdm_team *team, int64_t replica, float **out
     const tdm__replica_run *run = team->replicas;
     int64_t first = replica * run->lanes, node = run->replicas->count + replica;
     for (int64_t l = first; l < first + run->lanes; l++)
-        team->absent[l] = tdm_lane_slice(team->in.batch, team->options.lane_count, l).count == 0;
+        team->absent[l] = tdm__team_rows(team, l).count == 0;
 
     team->lowest_node = run->replicas->count;
     for (int64_t l = first; l < first + run->lanes; l++) {
@@ -383,10 +398,92 @@ static tdm_status replica_execute(tdm_team *team, int64_t replica, tdm_error *er
     return TDM_OK;
 }
 
+/* ---- updates in order ---------------------------------------------------------------------------- */
+
+/* Copies the arrays that this step does not write to the version that will be current. The model is copied after the
+ * update that the replica reads. */
+static tdm_status replica_carry_over(tdm_team *team, int64_t replica, bool reads, bool contributes,
+                                     tdm_error *err)
+{
+    const tdm__replicas *replicas = team->replicas->replicas;
+    int version = replicas->current[replica];
+    TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
+    tdm__replica_write_begin(replicas, replica);
+    for (int k = 0; k < replicas->array_count; k++)
+        if (k == 0 ? !reads : !contributes)
+            memcpy(tdm__replica_array(replicas, replica, 1 - version, k),
+                   tdm__replica_array(replicas, replica, version, k),
+                   replicas->elements * sizeof(float));
+    tdm__undo_write_end(team->undo_log);
+    return TDM_OK;
+}
+
+/* Loads the model that a replica has read. Buffers never change. */
+static void replica_load_read(tdm_team *team, int64_t replica)
+{
+    const tdm__replica_run *run = team->replicas;
+    const float *model = tdm_params_block(team->options.store, TDM_BLOCK_PARAMS);
+    size_t trained = team->trained_extent;
+    memcpy(run->model,
+           tdm__replica_array(run->replicas, replica, run->replicas->current[replica], 0),
+           trained * sizeof(float));
+    memcpy(run->model + trained, model + trained,
+           (team->layout->elements - trained) * sizeof(float));
+}
+
+/* Computes the gradient of update `index`, by the replica of this rank that makes it. */
+static tdm_status replica_contribute(tdm_team *team, int64_t index, tdm_error *err)
+{
+    const tdm_step_input in = team->in;
+    int64_t replica = in.order[index].worker;
+    tdm_inner_step step = {.step = in.step};
+    float *sum = NULL;
+    in.inner(in.user, index, &step);
+    team->in.batch = step.batch;
+    team->key_step = step.step;
+    replica_load_read(team, replica);
+    TDM_TRY(replica_run_lanes(team, replica, &sum, err));
+    team->in.batch = in.batch;
+    if (!sum)
+        return tdm_fail(err, TDM_ERR_INTERNAL, "update %llu has no samples",
+                        (unsigned long long)step.step + 1);
+    if (team->replicas->compress && replica_is_finite(team, sum)) {
+        TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
+        tdm_status status = tdm__compress_encode(team->replicas->compress, replica, sum, err);
+        tdm__undo_write_end(team->undo_log);
+        if (status == TDM_ERR_DIVERGED) sum[0] = NAN;
+        if (status != TDM_OK && status != TDM_ERR_DIVERGED) return status;
+    }
+    tdm__team_point(team, "replica", (uint64_t)replica);
+    if (!tdm__add_range(sum, NULL, team->grad_extent)) atomic_store(&team->overflow_risk, true);
+    return TDM_OK;
+}
+
+static tdm_status replicas_execute_ordered(tdm_team *team, tdm_error *err)
+{
+    tdm__replica_run *run = team->replicas;
+    const tdm_order_entry *order = team->in.order;
+    int64_t first = run->replicas->first[team->place], end = run->replicas->first[team->place + 1];
+    uint64_t readers = 0, workers = 0;
+    run->changed = tdm__order_changed(order, team->in.inner_count);
+    for (int64_t i = 0; i < team->in.inner_count; i++) {
+        readers |= order[i].readers;
+        workers |= UINT64_C(1) << order[i].worker;
+    }
+    for (int64_t r = first; r < end; r++)
+        if (run->changed >> r & 1)
+            TDM_TRY(replica_carry_over(team, r, readers >> r & 1, workers >> r & 1, err));
+    for (int64_t i = 0; i < team->in.inner_count; i++)
+        if (order[i].worker >= first && order[i].worker < end)
+            TDM_TRY(replica_contribute(team, i, err));
+    return TDM_OK;
+}
+
 tdm_status tdm__replicas_execute(tdm_team *team, int64_t first, int64_t end, tdm_error *err)
 {
     const tdm__replica_run *run = team->replicas;
     if (run->compress) tdm__compress_begin(run->compress);
+    if (run->is_ordered) return replicas_execute_ordered(team, err);
     for (int64_t r = first / run->lanes; r < end / run->lanes; r++)
         TDM_TRY(replica_execute(team, r, err));
     if (run->is_local) /* every replica contributes, even if a batch had no rows for it */

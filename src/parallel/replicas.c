@@ -18,8 +18,13 @@ int64_t tdm_replicas_of(const tdm_job *job)
     enum { AUTO_MAX_REPLICAS = 4 };
     if (!tdm_job_has_replicas(job)) return 0;
     if (job->sync.replicas > 0) return job->sync.replicas;
-    int64_t lanes = tdm_lanes_of(job);
+    int64_t lanes = tdm_job_is_async(job) ? AUTO_MAX_REPLICAS : tdm_lanes_of(job);
     return lanes < AUTO_MAX_REPLICAS ? lanes : AUTO_MAX_REPLICAS;
+}
+
+int64_t tdm_tree_lanes_of(const tdm_job *job)
+{
+    return tdm_lanes_of(job) * (tdm_job_is_async(job) ? tdm_replicas_of(job) : 1);
 }
 
 tdm_rank_limit tdm_rank_limit_of(const tdm_job *job)
@@ -65,15 +70,22 @@ static tdm_status replicas_prepare(tdm__replicas *replicas, const tdm_params *st
     return TDM_OK;
 }
 
-tdm_status tdm__replicas_create(const tdm_params *store, int64_t count, int array_count,
+tdm_status tdm__replicas_create(const tdm_params *store, const tdm_params_options *options,
                                 tdm__replicas **out, tdm_error *err)
 {
     *out = NULL;
-    if (count == 0) return TDM_OK;
+    if (options->replica_count == 0) return TDM_OK;
+    if (options->is_ordered && store->layout->node_count > 1)
+        return tdm_fail(
+            err, TDM_ERR_UNSUPPORTED,
+            "sync.kind server needs all ranks on one host, in shared memory, but they are "
+            "on %d; use sync.kind local between hosts",
+            store->layout->node_count);
     tdm__replicas *replicas = calloc(1, sizeof(*replicas));
     if (!replicas) return tdm_fail_oom(err, "for the replicas");
-    replicas->count = count;
-    replicas->array_count = array_count;
+    replicas->count = options->replica_count;
+    replicas->array_count = options->replica_arrays;
+    replicas->is_ordered = options->is_ordered;
     tdm_status status = replicas_prepare(replicas, store, err);
     if (status != TDM_OK) {
         tdm__replicas_destroy(store, replicas);
@@ -136,10 +148,9 @@ void tdm__replica_write_end(const tdm__replicas *replicas, int64_t replica, uint
     atomic_store(version_mark(replicas, replica, 1 - replicas->current[replica]), step + 2);
 }
 
-void tdm__replicas_flip(tdm__replicas *replicas)
+void tdm__replica_flip(tdm__replicas *replicas, int64_t replica)
 {
-    if (!replicas) return;
-    for (int64_t r = 0; r < replicas->count; r++) replicas->current[r] = 1 - replicas->current[r];
+    replicas->current[replica] = 1 - replicas->current[replica];
 }
 
 void tdm__replicas_invalidate(const tdm__replicas *replicas)
@@ -169,11 +180,27 @@ void tdm__replicas_mark(const tdm_params *store, uint64_t mark)
     }
 }
 
+/* The newest version of a replica that is not later than `mark`; -1: none. */
+static int version_find(const tdm__replicas *replicas, int64_t replica, uint64_t mark)
+{
+    uint64_t marks[2] = {atomic_load(version_mark(replicas, replica, 0)),
+                         atomic_load(version_mark(replicas, replica, 1))};
+    int found = -1;
+    for (int v = 0; v < 2; v++) {
+        bool fits = replicas->is_ordered ? marks[v] > 0 && marks[v] <= mark : marks[v] == mark;
+        if (fits && (found < 0 || marks[v] > marks[found])) found = v;
+    }
+    return found;
+}
+
+void tdm__replica_use(tdm__replicas *replicas, int64_t replica, uint64_t mark)
+{
+    replicas->current[replica] = mark > 0 && version_find(replicas, replica, mark) == 1;
+}
+
 void tdm__replicas_attach(tdm__replicas *replicas, uint64_t mark)
 {
-    if (!replicas) return;
-    for (int64_t r = 0; r < replicas->count; r++)
-        replicas->current[r] = mark > 0 && atomic_load(version_mark(replicas, r, 1)) == mark;
+    for (int64_t r = 0; replicas && r < replicas->count; r++) tdm__replica_use(replicas, r, mark);
 }
 
 /* ---- recovery -------------------------------------------------------------------------------- */
@@ -186,8 +213,7 @@ static tdm_status replicas_exchange(const tdm_params *store, uint64_t mark, bool
     const tdm__layout *layout = store->layout;
     uint8_t *own = held + (size_t)layout->node * (size_t)replicas->count;
     for (int64_t r = 0; r < replicas->count; r++)
-        own[r] = here && (atomic_load(version_mark(replicas, r, 0)) == mark ||
-                          atomic_load(version_mark(replicas, r, 1)) == mark);
+        own[r] = here && version_find(replicas, r, mark) >= 0;
     if (!layout->leaders) return TDM_OK;
     return tdm_group_all_gather(layout->leaders, NULL, held,
                                 (size_t)layout->node_count * (size_t)replicas->count, TDM_DTYPE_U8,

@@ -33,13 +33,16 @@ typedef struct tdm__replicas {
     size_t elements; /* the used part of it */
     int64_t *first;  /* by place, size + 1: the replicas of each rank */
     int *current;    /* by replica: the version that holds the state */
+    /* A step changes single replicas: the state of a replica is the newest version up to a mark, and not that of
+     * exactly this mark. */
+    bool is_ordered;
     void *region;
     _Atomic uint64_t *marks; /* 2 x count */
     float *data;
 } tdm__replicas;
 
-/* NULL in `*out` if `count` is 0. TDM_ERR_JOB_INVALID: more ranks than replicas. Collective. */
-tdm_status tdm__replicas_create(const tdm_params *store, int64_t count, int array_count,
+/* NULL in `*out` if there are no replicas. TDM_ERR_JOB_INVALID: more ranks than replicas. Collective. */
+tdm_status tdm__replicas_create(const tdm_params *store, const tdm_params_options *options,
                                 tdm__replicas **out, tdm_error *err);
 void tdm__replicas_destroy(const tdm_params *store, tdm__replicas *replicas);
 
@@ -52,8 +55,10 @@ float *tdm__replica_block(const tdm__replicas *replicas, int block, int64_t *rep
 /* Around the writing of the other version in step `step`. In a write section. */
 void tdm__replica_write_begin(const tdm__replicas *replicas, int64_t replica);
 void tdm__replica_write_end(const tdm__replicas *replicas, int64_t replica, uint64_t step);
-/* The step is complete: the versions that it wrote are current. */
-void tdm__replicas_flip(tdm__replicas *replicas);
+/* The step is complete: the version that it wrote is current. */
+void tdm__replica_flip(tdm__replicas *replicas, int64_t replica);
+/* Makes the newest version up to `mark` current. */
+void tdm__replica_use(tdm__replicas *replicas, int64_t replica, uint64_t mark);
 
 /* Marks as invalid what this node holds; clears it as well. In a write section, by the first rank of the node. */
 void tdm__replicas_invalidate(const tdm__replicas *replicas);

@@ -16,6 +16,7 @@
 #include "base/base.h"
 #include "comm/comm.h"
 #include "parallel/internal.h"
+#include "parallel/replicas.h"
 #include "tensor/kernel.h"
 
 #include <assert.h>
@@ -162,10 +163,15 @@ static tdm_step_key lane_key(const tdm_team *team, tdm_slice rows)
         .seed = team->options.seed, .step = team->key_step, .first_row = (uint64_t)rows.first};
 }
 
+tdm_slice tdm__team_rows(const tdm_team *team, int64_t lane)
+{
+    return tdm_lane_slice(team->in.batch, team->slice_count, lane % team->slice_count);
+}
+
 void tdm__team_set_up(tdm_team *team, int index, int64_t lane, float *grads)
 {
     tdm__lane_run *r = &team->run[index];
-    tdm_slice rows = tdm_lane_slice(team->in.batch, team->options.lane_count, lane);
+    tdm_slice rows = tdm__team_rows(team, lane);
     int graph = tdm__team_find_graph(team, team->in.batch, rows.count);
     assert(graph >= 0);
     tdm_plan *plan = team->plans[index * team->graph_count + graph];
@@ -401,8 +407,26 @@ static tdm_status team_align_passes(tdm_team *team, tdm_error *err)
     return TDM_OK;
 }
 
+/* With updates in order, each of this rank's replicas with an update is a part. */
+static void team_collect_ordered_parts(tdm_team *team)
+{
+    int64_t replicas = tdm__params_replicas(team->options.store)->count;
+    team->part_count = 0;
+    for (int64_t i = 0; i < team->in.inner_count; i++) {
+        int64_t node = replicas + team->in.order[i].worker;
+        if (!team->tree.held[node]) continue;
+        tdm__part *part = &team->parts[team->part_count++];
+        *part = (tdm__part){.node = node, .grads = team->tree.held[node]};
+        tdm__tree_loss(team, node, &part->loss);
+    }
+}
+
 static void team_collect_parts(tdm_team *team)
 {
+    if (team->in.order) {
+        team_collect_ordered_parts(team);
+        return;
+    }
     int64_t nodes[TDM_MAX_LANE_PARTS];
     tdm_lanes lanes = {team->options.lane_count, team->first, team->absent};
     team->part_count = tdm_lane_nodes(&lanes, team->first[team->place],
@@ -421,8 +445,7 @@ tdm_status tdm__team_run_lanes(tdm_team *team, tdm_error *err)
     int64_t first = team->first[team->place], end = team->first[team->place + 1];
     memset(team->tree.held, 0, 2 * (size_t)lane_count * sizeof(*team->tree.held));
     memset(team->has_loss, 0, 2 * (size_t)lane_count * sizeof(*team->has_loss));
-    for (int64_t l = 0; l < lane_count; l++)
-        team->absent[l] = tdm_lane_slice(team->in.batch, lane_count, l).count == 0;
+    for (int64_t l = 0; l < lane_count; l++) team->absent[l] = tdm__team_rows(team, l).count == 0;
     team->free_count = 0;
     for (int i = 0; i < team->buffer_count; i++)
         team->free_grads[team->free_count++] = team->grads + (size_t)i * team->block_extent;

@@ -13,6 +13,7 @@
  */
 #include "base/base.h"
 #include "comm/comm.h"
+#include "job/job.h"
 #include "nn/nn.h"
 #include "os/os.h"
 #include "parallel/internal.h"
@@ -103,12 +104,17 @@ static tdm_status step_finish(tdm_team *team, tdm_step_result *out, tdm_error *e
     }
 
     if (!tdm__tree_loss(team, 1, &out->loss)) out->loss = (double)NAN;
+    if (team->in.order) out->loss /= (double)team->in.inner_count;
     team->bad_element = SIZE_MAX;
     out->finite = isfinite(out->loss);
-    if (out->finite) TDM_TRY(tdm__update_find_bad(team, &team->bad_element, err));
+    if (out->finite)
+        TDM_TRY(team->in.order ? tdm__order_find_bad(team, &team->bad_element, err)
+                               : tdm__update_find_bad(team, &team->bad_element, err));
     if (team->bad_element != SIZE_MAX) out->finite = false;
     if (out->finite && team->in.before_update) team->in.before_update(team->in.user);
-    if (out->finite) TDM_TRY(tdm__update_run(team, out, err));
+    if (out->finite)
+        TDM_TRY(team->in.order ? tdm__order_update_run(team, out, err)
+                               : tdm__update_run(team, out, err));
     team->update_seconds += tdm_clock_s() - begin - (team->wait_seconds - waited);
     tdm__team_mark(team, "update", begin);
 
@@ -120,9 +126,10 @@ static tdm_status step_finish(tdm_team *team, tdm_step_result *out, tdm_error *e
                                     team->job->parallel.overlap, err));
     team->wait_seconds += tdm_clock_s() - begin;
 
-    if (out->finite) tdm__replicas_commit(team);
     TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
-    tdm__undo_step_finish(team->undo_log, team->in.step, out->finite);
+    if (out->finite) tdm__replicas_commit(team);
+    uint64_t last = team->in.step + (team->in.order ? (uint64_t)team->in.inner_count - 1 : 0);
+    tdm__undo_step_finish(team->undo_log, last, out->finite);
     tdm__undo_write_end(team->undo_log);
 
     team_balance(team, out);
@@ -141,7 +148,7 @@ tdm_status tdm_team_step(tdm_team *team, const tdm_step_input *in, tdm_step_resu
 {
     tdm_step_result result = {.loss = (double)NAN, .straggler = -1};
     double begin = tdm_clock_s();
-    int64_t rows = in->batch > 0 ? tdm_lane_slice(in->batch, team->options.lane_count, 0).count : 0;
+    int64_t rows = in->batch > 0 ? tdm_lane_slice(in->batch, team->slice_count, 0).count : 0;
     if (tdm__team_find_graph(team, in->batch, rows) < 0)
         return tdm_fail(err, TDM_ERR_INVALID,
                         "team: a batch of %lld rows is not one of the configured batch sizes",
@@ -230,8 +237,8 @@ static tdm_status team_build_graphs(tdm_team *team, tdm_error *err)
     for (int b = 0; b < TDM_TEAM_MAX_BATCHES; b++) {
         int64_t batch = team->options.batches[b];
         if (batch <= 0) continue;
-        int64_t min = batch / team->options.lane_count;
-        for (int64_t rows = min; rows <= min + (batch % team->options.lane_count != 0); rows++) {
+        int64_t min = batch / team->slice_count;
+        for (int64_t rows = min; rows <= min + (batch % team->slice_count != 0); rows++) {
             if (rows == 0 || tdm__team_find_graph(team, batch, rows) >= 0) continue;
             tdm_model_options m = tdm_model_of_lane(&team->options.model, rows, batch);
             tdm__lane_graph *g = &team->graphs[team->graph_count];
@@ -344,7 +351,13 @@ static void team_find_max(const tdm_team *team, int64_t *lanes, int *buffers)
     tdm_slice mine = {team->first[team->place],
                       team->first[team->place + 1] - team->first[team->place]};
     bool overlaid = team_needs_messages(team) && team->job->parallel.zero >= 2;
+    const tdm__replicas *replicas = tdm__params_replicas(team->options.store);
     *lanes = mine.count;
+    if (replicas && replicas->is_ordered) { /* the gradients of all replicas are kept */
+        *buffers = (int)(mine.count / team->slice_count) +
+                   tdm_lane_buffers(lane_count, (tdm_slice){0, team->slice_count});
+        return;
+    }
     if (overlaid) mine.count--; /* the last lane's gradient is never complete in memory */
     *buffers = tdm_lane_buffers(lane_count, mine);
     if (team->job->parallel.balance != TDM_JOB_BALANCE_FEEDBACK || team->size == 1) return;
@@ -484,7 +497,7 @@ static tdm_status team_check_options(const tdm_team_options *o, tdm_error *err)
         return tdm_fail(err, TDM_ERR_INVALID,
                         "team: invalid number of lanes %lld; it must be a power of two up to %d",
                         (long long)o->lane_count, TDM_MAX_LANES);
-    if (size > o->lane_count)
+    if (size > o->lane_count && !tdm_job_is_async(o->model.job))
         return tdm_fail(
             err, TDM_ERR_JOB_INVALID,
             "%d ranks cannot share %lld lanes: each executes at least one; use between 1 and %lld "
@@ -517,6 +530,8 @@ tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_
     if (!team) return tdm_fail_oom(err, "for the team");
     team->options = *options;
     team->job = options->model.job;
+    team->slice_count = options->lane_count;
+    if (tdm_job_is_async(team->job)) team->options.lane_count = tdm_tree_lanes_of(team->job);
     team->layout = tdm__params_layout(options->store);
     team->undo_log = tdm__params_undo_log(options->store);
     team->size = team->layout->size;
@@ -579,7 +594,7 @@ void tdm_team_destroy(tdm_team *team)
 
 tdm_team_info tdm_team_info_of(const tdm_team *team)
 {
-    tdm_team_info info = {.rank_count = team->size, .lane_count = team->options.lane_count};
+    tdm_team_info info = {.rank_count = team->size, .lane_count = team->slice_count};
     for (int i = 0; i < team->max_made; i++) info.arena_bytes += team->arenas[i].bytes;
     info.grad_bytes = (size_t)team->buffer_count * team->block_extent * sizeof(float);
     if (team->buckets) {

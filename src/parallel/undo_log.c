@@ -128,22 +128,23 @@ bool tdm__undo_is_done(const tdm__undo_log *j, tdm__undo_kind kind, size_t index
     return atomic_load(mark_of(j, kind, index)) == step + 2;
 }
 
-void tdm__undo_record_begin(tdm__undo_log *j, int thread, tdm__undo_kind kind, size_t index,
-                            size_t begin, size_t count, const float *grad)
+void tdm__undo_record_begin(tdm__undo_log *j, int thread, const tdm__undo_change *change)
 {
     if (!j->undo) return;
     tdm__undo_record *u = &j->undo[thread];
-    size_t bytes = count * sizeof(float);
-    u->index = index;
-    u->begin = begin;
-    u->count = count;
-    u->grad_place = grad ? tdm_shm_offset(j->memory->shm, grad) : UINT64_MAX;
-    if (u->grad_place != UINT64_MAX) memcpy(u->grad, grad, bytes);
+    size_t bytes = change->count * sizeof(float);
+    u->index = change->index;
+    u->begin = change->begin;
+    u->count = change->count;
+    u->step = change->step;
+    u->grad_place = change->grad ? tdm_shm_offset(j->memory->shm, change->grad) : UINT64_MAX;
+    if (u->grad_place != UINT64_MAX) memcpy(u->grad, change->grad, bytes);
     for (int b = 0; b < TDM__UNDO_BLOCKS; b++) {
-        if (!j->blocks[b] || (kind == TDM__UNDO_STATISTIC && b != TDM_BLOCK_PARAMS)) continue;
-        memcpy(u->blocks[b], j->blocks[b] + begin, bytes);
+        if (!j->blocks[b] || (change->kind == TDM__UNDO_STATISTIC && b != TDM_BLOCK_PARAMS))
+            continue;
+        memcpy(u->blocks[b], j->blocks[b] + change->begin, bytes);
     }
-    atomic_store_explicit(&u->active, (uint64_t)kind, memory_order_release);
+    atomic_store_explicit(&u->active, (uint64_t)change->kind, memory_order_release);
     tdm__undo_barrier(); /* the piece may change only after this */
 }
 
@@ -170,13 +171,13 @@ void tdm__undo_step_finish(tdm__undo_log *j, uint64_t step, bool changed)
     atomic_store(&j->undo_header->state, step + 2);
 }
 
-static void record_rollback(tdm__undo_log *j, tdm__undo_record *u, uint64_t step)
+static void record_rollback(tdm__undo_log *j, tdm__undo_record *u)
 {
     tdm__undo_kind kind = (tdm__undo_kind)atomic_load(&u->active);
     size_t max = kind == TDM__UNDO_STATISTIC ? j->cell_count : j->piece_count;
     bool known = kind >= TDM__UNDO_UPDATE && kind <= TDM__UNDO_STATISTIC;
     if (known && u->index < max && u->count <= TDM_OPTIM_PIECE_ELEMENTS &&
-        !tdm__undo_is_done(j, kind, u->index, step)) {
+        !tdm__undo_is_done(j, kind, u->index, u->step)) {
         size_t bytes = u->count * sizeof(float);
         float *grad = u->grad_place != UINT64_MAX ? tdm_shm_at(j->memory->shm, u->grad_place)
                                                   : NULL;
@@ -185,17 +186,17 @@ static void record_rollback(tdm__undo_log *j, tdm__undo_record *u, uint64_t step
             if (!j->blocks[b] || (kind == TDM__UNDO_STATISTIC && b != TDM_BLOCK_PARAMS)) continue;
             memcpy(j->blocks[b] + u->begin, u->blocks[b], bytes);
         }
-        tdm__undo_test_point(j, "mend", step, u->index);
+        tdm__undo_test_point(j, "mend", u->step, u->index);
     }
     atomic_store(&u->active, 0);
 }
 
-tdm_status tdm__undo_rollback(tdm__undo_log *j, int slot, uint64_t step, tdm_error *err)
+tdm_status tdm__undo_rollback(tdm__undo_log *j, int slot, tdm_error *err)
 {
     tdm__undo_record *undo;
     TDM_TRY(tdm__undo_records_of(j, slot, &undo, err));
     for (int t = 0; undo && t < j->thread_count; t++)
-        if (atomic_load(&undo[t].active)) record_rollback(j, &undo[t], step);
+        if (atomic_load(&undo[t].active)) record_rollback(j, &undo[t]);
     return TDM_OK;
 }
 

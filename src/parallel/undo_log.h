@@ -40,15 +40,23 @@ typedef enum tdm__sums_kind {
 } tdm__sums_kind;
 
 /* Inputs of an update that was begun; the same on all ranks. */
+typedef struct tdm__begun_update {
+    tdm_order_entry entry;
+    double lr, grad_norm;
+} tdm__begun_update;
+
 typedef struct tdm__begun {
-    uint64_t step; /* from 0 */
+    uint64_t step;  /* from 0; of several updates the last one */
+    uint64_t first; /* the first one */
     uint32_t epoch;
     uint32_t kind; /* tdm__sums_kind */
     int64_t batch;
     double lr, grad_norm, loss;
     uint64_t tally;
     uint32_t requests;
-    uint32_t reserved;
+    uint32_t update_count; /* of updates in order; 0: one of all lanes */
+    double compensation;   /* of the delay of these updates */
+    tdm__begun_update updates[TDM_ORDER_MAX_WORKERS];
 } tdm__begun;
 
 typedef struct tdm__undo_snapshot {
@@ -95,7 +103,7 @@ typedef enum tdm__undo_kind {
 /* Record of one thread of a slot, in shared memory. */
 typedef struct tdm__undo_record {
     _Atomic uint64_t active; /* kind of the piece being changed; 0: none */
-    uint64_t index, begin, count;
+    uint64_t index, begin, count, step;
     uint64_t grad_place; /* offset in shared memory; UINT64_MAX: the gradient is elsewhere */
     float grad[TDM_OPTIM_PIECE_ELEMENTS];
     float blocks[TDM__UNDO_BLOCKS][TDM_OPTIM_PIECE_ELEMENTS];
@@ -147,8 +155,13 @@ void tdm__undo_gather_end(tdm__undo_log *undo_log);
 /* Records that this rank is about to update, with these inputs. In a write section. */
 void tdm__undo_step_begin(tdm__undo_log *undo_log, const tdm__begun *begun);
 /* Around the change of a piece, or of a range of statistics. `step` is the current step. */
-void tdm__undo_record_begin(tdm__undo_log *undo_log, int thread, tdm__undo_kind kind, size_t index,
-                            size_t begin, size_t count, const float *grad);
+typedef struct tdm__undo_change {
+    tdm__undo_kind kind;
+    uint64_t step;
+    size_t index, begin, count;
+    const float *grad; /* is restored as well; NULL: none */
+} tdm__undo_change;
+void tdm__undo_record_begin(tdm__undo_log *undo_log, int thread, const tdm__undo_change *change);
 void tdm__undo_record_commit(tdm__undo_log *undo_log, int thread, tdm__undo_kind kind, size_t index,
                              uint64_t step);
 /* Whether that was already done in this step. */
@@ -157,7 +170,7 @@ bool tdm__undo_is_done(const tdm__undo_log *undo_log, tdm__undo_kind kind, size_
 /* Ends the step: the state is that after step + 1 steps. In a write section. */
 void tdm__undo_step_finish(tdm__undo_log *undo_log, uint64_t step, bool changed);
 /* Rolls back the pieces that a slot's process left inconsistent. In a write section. */
-tdm_status tdm__undo_rollback(tdm__undo_log *undo_log, int slot, uint64_t step, tdm_error *err);
+tdm_status tdm__undo_rollback(tdm__undo_log *undo_log, int slot, tdm_error *err);
 /* Saves a snapshot, unless another epoch may write. */
 void tdm__undo_snapshot_save(tdm__undo_log *undo_log, const void *snapshot, size_t bytes,
                              uint64_t order);

@@ -122,11 +122,22 @@ static float *update_sum_at(const tdm_team *team, size_t begin, size_t count, fl
 /* ---- pieces ------------------------------------------------------------------------------------- */
 
 void tdm__update_piece(tdm__undo_log *undo_log, tdm_optimiser *optimiser, size_t index,
-                       uint64_t step, float *grad, double grad_norm)
+                       uint64_t step, float *grad, double grad_norm, const tdm__delay *delay)
 {
     const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, index);
-    tdm__undo_record_begin(undo_log, tdm_kernel_thread(), TDM__UNDO_UPDATE, index, piece->begin,
-                           piece->count, grad);
+    tdm__undo_record_begin(undo_log, tdm_kernel_thread(),
+                           &(tdm__undo_change){.kind = TDM__UNDO_UPDATE,
+                                               .step = step,
+                                               .index = index,
+                                               .begin = piece->begin,
+                                               .count = piece->count,
+                                               .grad = grad});
+    if (delay) {
+        const float *now = undo_log->blocks[TDM_BLOCK_PARAMS] + piece->begin;
+        const float *read = delay->read + piece->begin;
+        for (size_t i = 0; i < piece->count; i++)
+            grad[i] += delay->scale * grad[i] * grad[i] * (now[i] - read[i]);
+    }
     tdm_optimiser_update(optimiser, index, grad, grad_norm);
     if (tdm_optimiser_must_apply(optimiser))
         memcpy(undo_log->marks[index].sums,
@@ -139,8 +150,13 @@ void tdm__apply_piece(tdm__undo_log *undo_log, tdm_optimiser *optimiser, size_t 
                       uint64_t step, float *grad, const double *sums)
 {
     const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, index);
-    tdm__undo_record_begin(undo_log, tdm_kernel_thread(), TDM__UNDO_APPLY, index, piece->begin,
-                           piece->count, grad);
+    tdm__undo_record_begin(undo_log, tdm_kernel_thread(),
+                           &(tdm__undo_change){.kind = TDM__UNDO_APPLY,
+                                               .step = step,
+                                               .index = index,
+                                               .begin = piece->begin,
+                                               .count = piece->count,
+                                               .grad = grad});
     tdm_optimiser_apply(optimiser, index, grad, sums);
     tdm__undo_record_commit(undo_log, tdm_kernel_thread(), TDM__UNDO_APPLY, index, step);
 }
@@ -149,8 +165,12 @@ void tdm__follow(tdm__undo_log *undo_log, float *value, const float *observed,
                  const tdm_param_info *p, size_t index, size_t begin, size_t count, uint64_t step)
 {
     float momentum = undo_log->takes_statistics ? 1.0f : (float)p->momentum;
-    tdm__undo_record_begin(undo_log, tdm_kernel_thread(), TDM__UNDO_STATISTIC, index, begin, count,
-                           NULL);
+    tdm__undo_record_begin(undo_log, tdm_kernel_thread(),
+                           &(tdm__undo_change){.kind = TDM__UNDO_STATISTIC,
+                                               .step = step,
+                                               .index = index,
+                                               .begin = begin,
+                                               .count = count});
     for (size_t k = 0; observed && k < count; k++)
         value[k] = (1.0f - momentum) * value[k] + momentum * observed[k];
     tdm__undo_record_commit(undo_log, tdm_kernel_thread(), TDM__UNDO_STATISTIC, index, step);
@@ -187,7 +207,8 @@ static void update_range(const void *args, int64_t begin, int64_t end)
         const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
         float *grad = measured ? u->home + piece->begin
                                : update_sum_at(u->team, piece->begin, piece->count, u->home);
-        tdm__update_piece(u->team->undo_log, optimiser, i, u->team->in.step, grad, u->grad_norm);
+        tdm__update_piece(u->team->undo_log, optimiser, i, u->team->in.step, grad, u->grad_norm,
+                          NULL);
     }
 }
 
@@ -207,8 +228,8 @@ static void update_apply_range(const void *args, int64_t begin, int64_t end)
 }
 
 /* Finds the first number with a magnitude of at least `bound`, or NaN. */
-static void nonfinite_find(atomic_size_t *bad, const float *numbers, size_t begin, size_t count,
-                           float bound)
+void tdm__nonfinite_find(atomic_size_t *bad, const float *numbers, size_t begin, size_t count,
+                         float bound)
 {
     size_t k = 0;
     while (k < count && fabsf(numbers[k]) < bound) k++;
@@ -225,7 +246,7 @@ static void update_check_range(const void *args, int64_t begin, int64_t end)
     for (size_t i = u->first_piece + (size_t)begin; i < u->first_piece + (size_t)end; i++) {
         const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
         const float *grad = update_sum_at(u->team, piece->begin, piece->count, NULL);
-        nonfinite_find(u->bad, grad, piece->begin, piece->count, TDM__GRADIENT_BOUND);
+        tdm__nonfinite_find(u->bad, grad, piece->begin, piece->count, TDM__GRADIENT_BOUND);
     }
 }
 
@@ -264,9 +285,8 @@ static void update_changing_pass(update *u, tdm_kernel_range_fn run)
     }
 }
 
-/* Exchanges the contributions of the pieces to a sum, if each rank has only its own. Other entries
- * are zero, so adding changes no bit. */
-static tdm_status update_exchange(tdm_team *team, double *numbers, size_t count, tdm_error *err)
+/* Other entries are zero, so adding changes no bit. */
+tdm_status tdm__update_exchange(tdm_team *team, double *numbers, size_t count, tdm_error *err)
 {
     if (!team->layout->sharers) return TDM_OK;
     double begin = tdm_clock_s();
@@ -304,7 +324,7 @@ static void update_check_statistic(void *user, const tdm_param_info *p, size_t i
     (void)p;
     (void)index;
     const float *observed = update_sum_at(u->team, begin, count, NULL);
-    if (observed) nonfinite_find(u->bad, observed, begin, count, INFINITY);
+    if (observed) tdm__nonfinite_find(u->bad, observed, begin, count, INFINITY);
 }
 
 /* ---- the update ---------------------------------------------------------------------------------- */
@@ -332,6 +352,7 @@ tdm_status tdm__update_find_bad(tdm_team *team, size_t *out, tdm_error *err)
 static void update_record_begin(tdm_team *team, const tdm_step_result *result, double grad_norm)
 {
     tdm__begun begun = {.step = team->in.step,
+                        .first = team->in.step,
                         .kind = team->buckets ? TDM__SUMS_PLACED : TDM__SUMS_TREE,
                         .batch = team->in.batch,
                         .lr = team->in.lr,
@@ -349,7 +370,7 @@ static tdm_status update_measure(update *u, tdm_error *err)
     double *squares = tdm_optimiser_squares(optimiser);
     memset(squares, 0, pieces * sizeof(*squares));
     update_pass(u, update_measure_range);
-    TDM_TRY(update_exchange(u->team, squares, pieces, err));
+    TDM_TRY(tdm__update_exchange(u->team, squares, pieces, err));
     u->grad_norm = tdm_optimiser_grad_norm(optimiser);
     return TDM_OK;
 }
@@ -374,7 +395,7 @@ tdm_status tdm__update_run(tdm_team *team, tdm_step_result *result, tdm_error *e
     tdm__undo_write_end(team->undo_log);
 
     if (!applies) return TDM_OK;
-    TDM_TRY(update_exchange(team, sums, pieces * TDM_OPTIM_SUMS, err));
+    TDM_TRY(tdm__update_exchange(team, sums, pieces * TDM_OPTIM_SUMS, err));
     TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
     update_changing_pass(&u, update_apply_range);
     tdm__undo_write_end(team->undo_log);

@@ -63,11 +63,12 @@ static tdm_status check_step(const replayer *r, tdm_error *err)
 
 static tdm_status replay_make_team(replayer *r, tdm_error *err)
 {
-    if (tdm_job_is_local(&r->job))
-        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
-                        "%s: its job has sync.kind local, and steps of a single replica cannot be "
-                        "replayed",
-                        r->options->run);
+    if (tdm_job_is_local(&r->job) || tdm_job_is_async(&r->job))
+        return tdm_fail(
+            err, TDM_ERR_UNSUPPORTED,
+            "%s: its replicas train different models (sync.kind), and a step of a single "
+            "replica cannot be replayed",
+            r->options->run);
     const tdm__train_schedule *c = &r->schedule;
     int64_t lanes = tdm_lanes_of(&r->job);
     tdm_team_options options = {.model = c->model,

@@ -124,7 +124,7 @@ static tdm_status estimate_stages(const tdm_job *job, const tdm_graph *graph, co
                                         .state_count = count_states(job),
                                         .rank_count = e->worker_count,
                                         .node_count = e->host_count,
-                                        .lane_count = e->lane_count};
+                                        .lane_count = tdm_tree_lanes_of(job)};
     e->optimiser_numbers = options.state_count + (job->optim.ema > 0);
     for (int zero = 0; zero < TDM_ZERO_STAGES; zero++) {
         tdm_ranks_memory m;
@@ -575,7 +575,7 @@ tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, tdm_c
         .rank_count = comm ? tdm_comm_size(comm) : 1, .host_count = 1, .thread_count = threads};
     for (int r = 0; comm && r < world.rank_count; r++)
         if (tdm_comm_node_of(comm, r) >= world.host_count) world.host_count++;
-    if (world.rank_count > tdm_lanes_of(job)) return TDM_OK; /* reported by the team */
+    if (world.rank_count > tdm_rank_limit_of(job).count) return TDM_OK; /* reported by the team */
     tdm_memory_estimate e;
     TDM_TRY(tdm_memory_estimate_of(job, data, &world, &e, err));
     search s = {.job = job,

@@ -87,7 +87,9 @@ typedef struct tdm__state {
     tdm_arena *arena;
     tdm_graph *graph;         /* of one row, for names and layout only */
     tdm_optimiser *optimiser; /* NULL: inference */
-    tdm_optimiser *inner;  /* sync.kind local: that of the replicas; `optimiser` is the outer one */
+    tdm_optimiser *inner; /* sync.kind local: that of the replicas; `optimiser` is the outer one */
+    bool
+        is_ordered; /* sync.kind server: the first array of a replica is the model that it has read */
     int64_t replica_count; /* 0: none */
     int replica_arrays;    /* of each replica */
     int compress_arrays;   /* the last ones of these, of the compression */

@@ -201,6 +201,7 @@ static tdm_status checker_run(checker *c, const tdm_job *job, const char *run, t
     if (tdm_job_is_local(job)) c->max_steps = job->sync.period;
     if (tdm_job_is_local(job) && job->sync.adapt_lr > 0 && job->sync.max_period > c->max_steps)
         c->max_steps = job->sync.max_period;
+    if (tdm_job_is_async(job)) c->max_steps = TDM_ORDER_MAX_WORKERS;
     c->seen_words = (size_t)(c->schedule.sampler.sample_count / 64 + 1);
     c->seen = tdm_arena_array(c->arena, c->seen_words, sizeof(*c->seen));
     if (!c->seen) return tdm_fail_oom(err, "for the ledger");

@@ -7,7 +7,8 @@
  * "optim.STATE.PARAMETER", its average "ema.PARAMETER". Progress of the metrics is stored in small tensors of
  * doubles, "schedule.plateau" and "train.early_stop"; skipped steps are counted in
  * "train.bad_numbers". With logical replicas (sync.kind: local), the states of the outer optimiser are
- * "outer.STATE.PARAMETER", those of replica R "replica.R.optim.STATE.PARAMETER", "replica.R.residual.PARAMETER" and "replica.R.velocity.PARAMETER", and the averages are counted
+ * "outer.STATE.PARAMETER", those of replica R "replica.R.optim.STATE.PARAMETER", "replica.R.residual.PARAMETER" and "replica.R.velocity.PARAMETER", the models that
+ * they have read "replica.R.model.PARAMETER" (sync.kind: server), and the averages are counted
  * in "sync.rounds". Every rank has these small tensors, with the same values. (state_io.c initialises,
  * restores and saves the state.)
  */
@@ -40,6 +41,11 @@ static tdm_status state_add_replicas(tdm__state *s, size_t index, const tdm_tens
     const tdm_param_info *p = tdm_graph_param_at(s->graph, index);
     for (int64_t r = 0; r < s->replica_count; r++) {
         int array = 0, block = TDM_BLOCK_REPLICA + (int)r * s->replica_arrays;
+        if (s->is_ordered) {
+            const char *name = tdm_arena_printf(s->arena, "replica.%lld.model.%s", (long long)r,
+                                                p->name);
+            TDM_TRY(state_add_item(s, name, *view, block + array++, index, err));
+        }
         for (int k = 0; k < TDM_OPTIM_MAX_STATES && s->inner; k++) {
             if (!tdm_optimiser_uses_state(s->inner, k)) continue;
             const char *name = tdm_arena_printf(s->arena, "replica.%lld.optim.%s.%s", (long long)r,
@@ -145,6 +151,8 @@ static tdm_status state_make_optimiser(tdm__state *s, const tdm_job *job, tdm_er
 static void state_count_replicas(tdm__state *s, const tdm_job *job)
 {
     s->replica_count = tdm_replicas_of(job);
+    s->is_ordered = tdm_job_is_async(job);
+    s->replica_arrays = s->is_ordered;
     for (int k = 0; k < TDM_OPTIM_MAX_STATES && s->inner; k++)
         s->replica_arrays += tdm_optimiser_uses_state(s->inner, k);
     s->compress_arrays = tdm_compress_arrays(job, s->compress_names);
@@ -220,7 +228,8 @@ tdm_status tdm__state_enter(tdm__state *s, const tdm_job *job, tdm_comm *comm,
                                   .thread_count = undo_records(job),
                                   .replica_count = s->replica_count,
                                   .replica_arrays = s->replica_arrays,
-                                  .takes_statistics = s->inner != NULL};
+                                  .takes_statistics = s->inner != NULL,
+                                  .is_ordered = s->is_ordered};
     TDM_TRY(tdm_params_create(&options, &s->store, err));
     s->params = tdm_params_block(s->store, TDM_BLOCK_PARAMS);
     return TDM_OK;

@@ -46,11 +46,12 @@ static void fill_window(const tdm__state *s, int block, size_t first, size_t cou
     }
 }
 
-/* Writes the first blocks from a source, which rank 0 has; other ranks have no window. Collective. */
-static tdm_status state_write_blocks(tdm__state *s, int block_count, numbers_fn numbers,
-                                     const void *source, float *window, tdm_error *err)
+/* Writes blocks [first_block, end_block), at a distance of `stride`, from a source, which rank 0 has; other ranks have no window. Collective. */
+static tdm_status state_write_blocks(tdm__state *s, int first_block, int end_block, int stride,
+                                     numbers_fn numbers, const void *source, float *window,
+                                     tdm_error *err)
 {
-    for (int block = 0; block < block_count; block++) {
+    for (int block = first_block; block < end_block; block += stride) {
         if (!tdm_params_block(s->store, block)) continue;
         size_t elements = block < TDM_BLOCK_STATE ? tdm_graph_param_extent(s->graph)
                                                   : tdm_graph_trained_extent(s->graph);
@@ -222,7 +223,11 @@ tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dat
         status = beginning_prepare(state, job, train, &b, &window, err);
     status = tdm_comm_agree(state->comm, status, NULL, err);
     if (status == TDM_OK)
-        status = state_write_blocks(state, TDM_BLOCK_EMA + 1, beginning_numbers, &b, window, err);
+        status = state_write_blocks(state, TDM_BLOCK_PARAMS, TDM_BLOCK_EMA + 1, 1,
+                                    beginning_numbers, &b, window, err);
+    if (status == TDM_OK && state->is_ordered) /* all replicas have read the initial model */
+        status = state_write_blocks(state, TDM_BLOCK_REPLICA, tdm__state_blocks(state),
+                                    state->replica_arrays, beginning_numbers, &b, window, err);
     if (status == TDM_OK) status = state_broadcast_small(state, err);
     free(window);
     free(b.from);
@@ -310,8 +315,8 @@ tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoin
         status = restoring_prepare(state, checkpoint, averaged, &r, err);
     status = tdm_comm_agree(state->comm, status, NULL, err);
     if (status == TDM_OK)
-        status = state_write_blocks(state, tdm__state_blocks(state), restored_numbers, &r, r.window,
-                                    err);
+        status = state_write_blocks(state, 0, tdm__state_blocks(state), 1, restored_numbers, &r,
+                                    r.window, err);
     if (status == TDM_OK) status = state_broadcast_small(state, err);
     free(r.window);
     for (int block = 0; r.from && block < tdm__state_blocks(state); block++) free(r.from[block]);

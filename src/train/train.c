@@ -260,12 +260,38 @@ static void round_begin_step(void *user, int64_t index, tdm_inner_step *out)
     *out = (tdm_inner_step){.step = step,
                             .batch = tdm__train_schedule_batch(&t->schedule, &t->batch_at),
                             .lr = step_lr(t, step)};
+    if (!t->order || !t->job->sync.staleness_lr) return;
+    uint32_t staleness = t->order_entries[index].staleness;
+    if (staleness > 1) out->lr /= (double)staleness;
 }
 
-void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr)
+/* Whether work after a step is due at this position at the latest. */
+static bool is_round_end(const tdm__trainer *t, uint64_t step)
+{
+    const tdm_job *job = t->job;
+    tdm_position before = tdm__train_schedule_position(&t->schedule, step - 1);
+    tdm_position now = tdm__train_schedule_position(&t->schedule, step);
+    return tdm__train_schedule_is_due(job->eval.every_steps, job->eval.every_epochs, &before,
+                                      &now) ||
+           tdm__train_schedule_is_due(job->checkpoint.every_steps, job->checkpoint.every_epochs,
+                                      &before, &now) ||
+           tdm__train_schedule_is_due(job->run.log_every_steps, 0, &before, &now);
+}
+
+uint64_t tdm__round_steps(tdm__trainer *t)
+{
+    uint64_t step = t->position.step, left = t->schedule.step_count - step, max = 1;
+    if (!t->order) return tdm__train_schedule_round(&t->schedule, step, step_lr(t, step));
+    /* How updates are divided into rounds affects no bit, so a round ends where something is due. */
+    while (max < left && max < TDM_ORDER_MAX_WORKERS && !is_round_end(t, step + max)) max++;
+    uint64_t steps = tdm_order_round(t->order, step, max);
+    for (uint64_t i = 0; i < steps; i++) t->order_entries[i] = tdm_order_at(t->order, step + i);
+    return steps;
+}
+
+void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, uint64_t steps)
 {
     tdm_position before = t->position;
-    uint64_t steps = tdm__train_schedule_round(&t->schedule, before.step, step_lr(t, before.step));
     for (uint64_t i = 0; i < steps; i++) tdm__train_schedule_advance(&t->schedule, &t->position);
     t->ledger.line = (tdm__ledger_line){.step = t->position.step,
                                         .epoch = before.epoch,
@@ -275,10 +301,8 @@ void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr)
                                         .steps = steps};
     if (t->ledger.recent)
         t->ledger.recent[t->ledger.line.step % TDM__LEDGER_RECENT] = t->ledger.line;
-    if (t->state.inner) {
-        t->state.rounds++;
-        lr = step_lr(t, t->position.step - 1);
-    }
+    if (t->state.inner) t->state.rounds++;
+    double lr = step_lr(t, t->position.step - 1);
     atomic_store_explicit(&t->run.step, t->position.step, memory_order_relaxed);
     status_note_step(t, result, lr);
     t->phase = TDM__TRAIN_STEPPED;
@@ -294,23 +318,24 @@ tdm_status tdm__one_step(tdm__trainer *t, unsigned request, unsigned *requests, 
     int64_t batch = tdm__train_schedule_batch(&t->schedule, &t->position);
     double lr = step_lr(t, t->position.step);
     double begin = tdm_clock_s();
+    uint64_t steps = tdm__round_steps(t);
     t->batch_at = t->position;
-    tdm_step_input in = {
-        .step = tdm__updates_of(t),
-        .batch = batch,
-        .lr = t->state.inner ? outer_lr(t->job) : lr,
-        .request = request,
-        .tally = &t->ledger.tally,
-        .before_update = tdm__before_update,
-        .user = t,
-        .inner_count = (int64_t)tdm__train_schedule_round(&t->schedule, t->position.step, lr),
-        .inner = round_begin_step};
+    tdm_step_input in = {.step = tdm__updates_of(t),
+                         .batch = batch,
+                         .lr = t->state.inner ? outer_lr(t->job) : lr,
+                         .request = request,
+                         .tally = &t->ledger.tally,
+                         .before_update = tdm__before_update,
+                         .user = t,
+                         .inner_count = (int64_t)steps,
+                         .inner = round_begin_step,
+                         .order = t->order ? t->order_entries : NULL};
     tdm_step_result result;
     t->ledger.tally = 0;
     TDM_TRY(tdm_team_step(t->team, &in, &result, err));
     t->clock.step_seconds += tdm_clock_s() - begin;
     if (!result.finite) TDM_TRY(on_nonfinite_step(t, &result, err));
-    tdm__count_step(t, &result, lr);
+    tdm__count_step(t, &result, steps);
     tdm__watch_record_step(&t->watch, &result, t->position.step, t->leads);
     speed_update(t);
     *requests = result.requests;

@@ -239,6 +239,7 @@ void tdm__end(tdm__trainer *t)
     tdm_predictor_destroy(t->predictor);
     tdm_team_destroy(t->team);
     tdm_plan_cache_destroy(t->plan_cache);
+    tdm_order_destroy(t->order);
     tdm__state_release(&t->state);
     tdm__train_schedule_release(&t->schedule);
     tdm_str_release(&t->job_yaml);

@@ -24,6 +24,7 @@
  */
 #include "base/base.h"
 #include "base/timing.h"
+#include "job/job.h"
 #include "kv/kv.h"
 #include "membership/membership.h"
 #include "nn/nn.h"
@@ -349,10 +350,12 @@ static bool state_from_memory(tdm__trainer *t, const tdm_recovery *r)
     memcpy(&m, r->snapshot, sizeof(m));
     uint64_t updates = t->state.inner ? (uint64_t)m.rounds : m.position.step;
     bool same = updates == r->step;
-    bool before = updates + 1 == r->step && m.after_done && r->finished;
+    uint64_t done = r->step > updates ? r->step - updates : 0; /* since the snapshot */
+    bool before = done > 0 && done <= (t->order ? TDM_ORDER_MAX_WORKERS : 1) && m.after_done &&
+                  r->finished;
     if (!r->found || r->snapshot_order == 0 || (!same && !before)) return false;
     snapshot_load(t, &m);
-    if (before) tdm__count_step(t, &r->result, r->lr);
+    if (before) tdm__count_step(t, &r->result, t->order ? done : tdm__round_steps(t));
     return true;
 }
 
@@ -573,6 +576,7 @@ static tdm_status trainer_prepare(tdm__trainer *t, tdm_error *err)
     tdm__note_data(t);
     if (t->options->member) TDM_TRY(trainer_prepare_for_epochs(t, err));
     TDM_TRY(tdm__state_prepare(&t->schedule.model, TDM__STATE_FOR_TRAINING, &t->state, err));
+    if (tdm_job_is_async(t->job)) TDM_TRY(tdm_order_create(t->job, &t->order, err));
     const tdm_member_options *m = t->options->membership;
     return m ? tdm_kv_open(&m->kv, &t->session.kv, err) : TDM_OK;
 }
@@ -606,7 +610,7 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
     TDM_TRY(tdm__state_enter(&t->state, t->job, t->comm, &home, err));
     tdm_recovery recovery;
     TDM_TRY(share_lineage(t, &lineage, err));
-    TDM_TRY(tdm_params_recover(t->state.store, tdm_lanes_of(t->job), lineage, &recovery, err));
+    TDM_TRY(tdm_params_recover(t->state.store, tdm_tree_lanes_of(t->job), lineage, &recovery, err));
     TDM_TRY(tdm__make_team(t, err));
     TDM_TRY(tdm__make_predictor(t, err));
     TDM_TRY(tdm__make_saver(t, err));

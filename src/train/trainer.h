@@ -12,6 +12,7 @@
 #ifndef TANDEM_TRAIN_TRAINER_H
 #define TANDEM_TRAIN_TRAINER_H
 
+#include "parallel/order.h"
 #include "train/internal.h"
 #include "train/ledger.h"
 #include "train/retry.h"
@@ -133,7 +134,9 @@ typedef struct tdm__trainer {
     tdm__state state;
     tdm_plan_cache *plan_cache; /* passed from team to team */
     tdm_team *team;
-    int64_t *indices; /* of the samples of a lane */
+    tdm_order *order; /* sync.kind server: of the updates; NULL: none */
+    tdm_order_entry order_entries[TDM_ORDER_MAX_WORKERS]; /* of the current round */
+    int64_t *indices;                                     /* of the samples of a lane */
     tdm__watch watch;
     tdm_predictor *predictor;
     int predictor_threads;  /* it was created for */
@@ -161,8 +164,10 @@ void tdm__tell(tdm__trainer *t, tdm_train_event event);
 unsigned tdm__requests_of(tdm__trainer *t);
 /* Executes one step without the work due after it. *requests: of all ranks. */
 tdm_status tdm__one_step(tdm__trainer *t, unsigned request, unsigned *requests, tdm_error *err);
-/* Advances the position and records the result of a completed step, or round of steps. */
-void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr);
+/* Advances the position by `steps` and records the result of a completed step, or round of steps. */
+void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, uint64_t steps);
+/* The number of steps of the next round: one, unless the job has replicas that train or update by themselves. */
+uint64_t tdm__round_steps(tdm__trainer *t);
 /* The number of updates of the model so far: steps, or with sync.kind local, rounds of steps. */
 uint64_t tdm__updates_of(const tdm__trainer *t);
 /* The position before the last step, or round of steps. */

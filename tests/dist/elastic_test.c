@@ -59,6 +59,12 @@ static const model models[] = {
      "optim: {kind: sgd, momentum: 0}\nparallel: {lanes: 8}\nsync: {replicas: 8}\n"
      "compress: {sparsify: topk, ratio: 0.05, momentum: 0.9, quantise: int8}\n",
      .max_zero = 1},
+    {"async",
+     "name: async\nseed: 8\ndata: {train: data.csv, test_fraction: 0.2}\n"
+     "model: {hidden: [96], dropout: 0.1}\ntrain: {batch: 30, epochs: 4}\n"
+     "optim: {kind: adamw, clip_norm: 1}\nparallel: {lanes: 2}\n"
+     "sync: {kind: server, mode: async, replicas: 8, compensation: 0.04}\n",
+     .max_zero = 1},
     {"cnn",
      "name: cnn\nseed: 4\ndata: {train: data.csv, test_fraction: 0.2, shape: [1, 8, 8]}\n"
      "layers: [conv: {channels: 8}, batch_norm: {}, relu: {}, flatten: {}, dropout: 0.1, "

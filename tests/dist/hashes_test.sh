@@ -62,6 +62,25 @@ job sign 48 "$text" "model: {$gpt, context: 16, dropout: 0.1}" 'parallel: {lanes
 job randomk 24 "$images" 'model: {hidden: [64]}' 'parallel: {lanes: 8}' 'sync: {replicas: 8}' \
     'compress: {sparsify: randomk, ratio: 0.1, quantise: f16}'
 
+job async 24 "$images" 'model: {hidden: [64, 48], dropout: 0.1}' 'optim: {kind: adamw, clip_norm: 0.5}' \
+    'parallel: {lanes: 2}' 'sync: {kind: server, mode: async, replicas: 8, compensation: 0.04}'
+job stale 24 "$images" "$network" 'optim: {kind: sgd, lr: 0.05, momentum: 0.9}' 'parallel: {lanes: 4}' \
+    'sync: {kind: server, mode: stale, staleness: 1, replicas: 8, speeds: [9, 9, 9, 3, 9, 9, 9, 9], staleness_lr: true}' \
+    'compress: {sparsify: topk, ratio: 0.1, min_elements: 100}'
+
+# Updates in order need the memory of one host.
+factors_of_order() {
+    cat <<'TABLE'
+job async stale
+world shm
+ranks 2 3 4 8
+zero 0 1
+balance off
+bucket auto
+overlap true false
+TABLE
+}
+
 factors_of_replicas() {
     cat <<'TABLE'
 job local-mlp local-cnn topk dgc sign randomk
@@ -208,6 +227,7 @@ reference() {
     result_of "$said" >"$name.want"
     [ "$(wc -l <"$name.want")" -gt 25 ] || fail "$name: there are no losses to compare"
     lanes_of[$name]=$("$TANDEM" inspect "$name.yaml" --json | json_value lanes)
+    case $name in async | stale) lanes_of[$name]=8 ;; esac # the number of replicas limits the ranks
     [ "${lanes_of[$name]}" -ge 4 ] || fail "$name: too few lanes for many ranks"
 }
 
@@ -261,12 +281,14 @@ case $what in
 pairs)
     factors | awk -f "$here/pairs.awk"
     factors_of_replicas | awk -f "$here/pairs.awk"
+    factors_of_order | awk -f "$here/pairs.awk"
     once_stuck
     ;;
 few) few ;;
 all)
     factors | product
     factors_of_replicas | product
+    factors_of_order | product
     ;;
 *) fail "there is nothing called '$what'; there are pairs, few and all" ;;
 esac | grep -E -- "${DIST_ONLY:-.}" >combinations
