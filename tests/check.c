@@ -13,8 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
-int check_failures;
-int check_count;
+_Atomic int check_failures;
+_Atomic int check_count;
 
 enum { STACK_BYTES = 8 << 20, PATHS = 8, PATH_BYTES = 512 };
 

@@ -21,8 +21,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-extern int check_failures;
-extern int check_count;
+/* Atomic, because threads of a case check as well. */
+extern _Atomic int check_failures;
+extern _Atomic int check_count;
 
 /* ---- checks ------------------------------------------------------------------------------------ */
 

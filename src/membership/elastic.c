@@ -234,6 +234,7 @@ static loop_state epoch_back_off(run *r, tdm_status status, const char *why)
 static void epoch_set_active(run *r, bool is_active)
 {
     tdm_member *m = r->m;
+    pthread_mutex_lock(&m->interrupt_lock);
     pthread_mutex_lock(&m->lock);
     m->state = is_active ? TDM__MEMBER_ACTIVE : TDM__MEMBER_OUTSIDE;
     m->ops = is_active ? r->ops : NULL;
@@ -243,6 +244,7 @@ static void epoch_set_active(run *r, bool is_active)
         m->record_is_old = true;
     }
     pthread_mutex_unlock(&m->lock);
+    pthread_mutex_unlock(&m->interrupt_lock);
 }
 
 /* Whether some, but not all members of another host have closed their connections: its other

@@ -30,7 +30,8 @@
  *
  * Threading: `kv` belongs to the training thread, `watch_kv` to the watcher, `confirm_kv` to the
  * thread that holds confirm_lock. Shared fields are protected by `lock`, which is never held during
- * a call to the store.
+ * a call to the store or to the training loop: that calls tdm_member_epoch_holds under locks which
+ * its function `interrupt` takes. interrupt_lock keeps an epoch from ending while it is interrupted.
  */
 #include "membership/member.h"
 #include "base/base.h"
@@ -203,6 +204,7 @@ static void member_release(tdm_member *m)
     tdm_kv_close(m->confirm_kv);
     tdm_arena_destroy(m->watch_arena);
     pthread_mutex_destroy(&m->lock);
+    pthread_mutex_destroy(&m->interrupt_lock);
     pthread_mutex_destroy(&m->confirm_lock);
     free(m);
 }
@@ -230,6 +232,7 @@ tdm_status tdm__member_create_with(const tdm_member_options *options,
     m->pause = parts->pause ? parts->pause : member_sleep;
     m->pause_user = parts->user;
     pthread_mutex_init(&m->lock, NULL);
+    pthread_mutex_init(&m->interrupt_lock, NULL);
     pthread_mutex_init(&m->confirm_lock, NULL);
     snprintf(m->session, sizeof(m->session), "%s", options->session);
     snprintf(m->id, sizeof(m->id), "%s", options->id);

@@ -228,7 +228,9 @@ struct tdm_member {
     uint32_t leases_epoch;           /* the epoch that leases_s refers to */
     double leases_s[TDM__MAX_EPOCH]; /* lease lengths of its members, by rank; 0: unknown */
 
-    /* Shared, under `lock`, which is never held during a call to the store. */
+    /* Held while ops->interrupt runs, so that the epoch does not end meanwhile; taken before `lock`. */
+    pthread_mutex_t interrupt_lock;
+    /* Shared, under `lock`, which is never held during a call to the store or a call of `ops`. */
     pthread_mutex_t lock;
     bool should_stop; /* the watcher thread ends */
     uint64_t lease, born;

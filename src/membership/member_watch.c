@@ -67,13 +67,16 @@ static tdm_status lease_keep(tdm_member *m, tdm_error *err)
 
 static void member_interrupt(tdm_member *m, uint32_t epoch, const char *why)
 {
+    pthread_mutex_lock(&m->interrupt_lock);
     pthread_mutex_lock(&m->lock);
-    if (m->state == TDM__MEMBER_ACTIVE && m->epoch == epoch) {
+    bool is_active = m->state == TDM__MEMBER_ACTIVE && m->epoch == epoch;
+    if (is_active) {
         m->state = TDM__MEMBER_BROKEN;
         snprintf(m->why, sizeof(m->why), "%s", why);
-        if (m->ops) m->ops->interrupt(m->user, m->why);
     }
     pthread_mutex_unlock(&m->lock);
+    if (is_active && m->ops) m->ops->interrupt(m->user, m->why);
+    pthread_mutex_unlock(&m->interrupt_lock);
 }
 
 /* The lowest remaining rank logs a loss for the user; the others log it at debug level. */

@@ -563,17 +563,17 @@ static void last_news_arrives_before_a_question_fails(void)
     }
 }
 
-static bool await_confirmed(listener *l, int count, double seconds)
+/* Waits until `count` suspicions are confirmed; returns a copy. */
+static listener await_confirmed(listener *l, int count, double seconds)
 {
     double until_s = tdm_clock_s() + seconds;
-    bool is = false;
-    while (!is && tdm_clock_s() < until_s) {
-        pause_s(0.001);
+    for (;;) {
         pthread_mutex_lock(&l->lock);
-        is = l->confirmed >= count;
+        listener copy = *l;
         pthread_mutex_unlock(&l->lock);
+        if (copy.confirmed >= count || tdm_clock_s() > until_s) return copy;
+        pause_s(0.001);
     }
-    return is;
 }
 
 /* The victim dies at about the time when the others lose their connections to it. Each of them must be
@@ -589,16 +589,18 @@ static int rank_that_suspects_a_victim(const world *w, int rank)
     }
     CHECK(await(&shared->may_go, 1, 30));
     control->ops->suspect(control, w->victim);
-    CHECK(await_confirmed(&l, 1, 30));
-    CHECK_INT(l.lost, 1);
-    CHECK_INT(l.seen_before, 1);
-    CHECK_INT(l.last.rank, w->victim);
+    listener heard = await_confirmed(&l, 1, 30);
+    CHECK_INT(heard.confirmed, 1);
+    CHECK_INT(heard.lost, 1);
+    CHECK_INT(heard.seen_before, 1);
+    CHECK_INT(heard.last.rank, w->victim);
     shared->saw++;
     CHECK(await(&shared->saw, w->size - 1, 20));
-    CHECK_INT(l.confirmed, 1);
+    CHECK_INT(await_confirmed(&l, 1, 0).confirmed, 1);
     control->ops->suspect(control, w->victim); /* the hub has no news: it answers at once */
-    CHECK(await_confirmed(&l, 2, 20));
-    CHECK_INT(l.lost, 1);
+    heard = await_confirmed(&l, 2, 20);
+    CHECK_INT(heard.confirmed, 2);
+    CHECK_INT(heard.lost, 1);
     shared->joined++;
     CHECK(await(&shared->joined, w->size + w->size - 1, 20)); /* no rank has left before */
     control->ops->close(control);
@@ -633,16 +635,17 @@ static int rank_that_suspects_the_living(const world *w, int rank)
         double asked_s = tdm_clock_s();
         control->ops->suspect(control, 2);
         control->ops->suspect(control, 2); /* it is already suspected: there is one answer only */
-        CHECK(await_confirmed(&l, 1, 30));
+        listener heard = await_confirmed(&l, 1, 30);
+        CHECK_INT(heard.confirmed, 1);
         CHECK(tdm_clock_s() - asked_s >= 0.9 * TDM__TIMING_BOOT_SUSPECT_S);
-        CHECK_INT(l.seen_before, 0);
+        CHECK_INT(heard.seen_before, 0);
         control->ops->suspect(control, 3);
         shared->saw++;
-        CHECK(await_confirmed(&l, 2, 30));
-        CHECK_INT(l.seen_before, 1);
-        CHECK_INT(l.left, 1);
-        CHECK_INT(l.lost, 0);
-        CHECK_INT(l.confirmed, 2);
+        heard = await_confirmed(&l, 2, 30);
+        CHECK_INT(heard.seen_before, 1);
+        CHECK_INT(heard.left, 1);
+        CHECK_INT(heard.lost, 0);
+        CHECK_INT(heard.confirmed, 2);
         shared->may_go++;
     }
     CHECK(rank != 3 || await(&shared->saw, 2, 60));
@@ -673,13 +676,14 @@ static int rank_that_suspects_beside_a_stopped_hub(const world *w, int rank)
     CHECK(await(&shared->may_go, 1, 30));
     control->ops->suspect(control, 3 - rank);
     if (rank == 1) {
-        CHECK(await_confirmed(&l, 1, 40));
-        CHECK_INT(l.lost, 1);
-        CHECK_INT(l.seen_before, 1);
-        CHECK_INT(l.last.rank, 0);
-        CHECK_INT(l.sign, TDM_SIGN_SILENCE);
+        listener heard = await_confirmed(&l, 1, 40);
+        CHECK_INT(heard.confirmed, 1);
+        CHECK_INT(heard.lost, 1);
+        CHECK_INT(heard.seen_before, 1);
+        CHECK_INT(heard.last.rank, 0);
+        CHECK_INT(heard.sign, TDM_SIGN_SILENCE);
         control->ops->suspect(control, 2); /* the hub is gone: the client answers at once */
-        CHECK(await_confirmed(&l, 2, 20));
+        CHECK_INT(await_confirmed(&l, 2, 20).confirmed, 2);
     }
     double ends_s = tdm_clock_s();
     control->ops->close(control);

@@ -300,10 +300,16 @@ fi
 mapfile -t names < <(cut -d " " -f 1 combinations | sort -u)
 for name in "${names[@]}"; do reference "$name"; done
 failures=0
+slow_settings=() # a combination in which lanes should move
 while read -r -a settings <&3; do
+    before=$slowed
     try "${settings[@]}" || failures=$((failures + 1))
+    [ $slowed -eq $before ] || slow_settings=("${settings[@]}")
 done 3<combinations
+# Under high load all ranks are slow at times, so lanes do not move every time.
+for ((again = 0; again < 5 && slowed > 0 && moved == 0; again++)); do
+    try "${slow_settings[@]}" || failures=$((failures + 1))
+done
 printf '%d combinations, %d failed; lanes moved in %d of %d\n' "$(wc -l <combinations)" $failures $moved $slowed
-# Under high load all ranks are slow at times, so not every time.
 [ $slowed -eq 0 ] || [ $moved -gt 0 ] || fail "lanes never move from a slow rank"
 [ $failures -eq 0 ]

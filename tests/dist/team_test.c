@@ -16,9 +16,9 @@
 #include "team_bench.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SLOW = 1, STEPS = 4, MOVING_STEPS = 20 };
+enum { SLOW = 1, STEPS = 4, MOVING_STEPS = 32 };
 #else
-enum { SLOW = 0, STEPS = 9, MOVING_STEPS = 25 };
+enum { SLOW = 0, STEPS = 9, MOVING_STEPS = 32 };
 #endif
 
 enum { LANES = 8, FULL_BATCH = 37, LAST_BATCH = 5, WIDTH = 1300 };

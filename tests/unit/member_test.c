@@ -591,6 +591,7 @@ static void worker_interrupt(void *user, const char *why)
 {
     worker *w = user;
     (void)why;
+    CHECK(!tdm_member_epoch_holds(w->member, w->epoch)); /* no lock of the member is held here */
     atomic_store(&w->is_interrupted, true);
 }
 
