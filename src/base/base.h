@@ -34,6 +34,7 @@ typedef enum tdm_rng_stream {
     TDM_RNG_STREAM_SPLIT = 3,
     TDM_RNG_STREAM_DROPOUT = 4,
     TDM_RNG_STREAM_GENERATE = 5,
+    TDM_RNG_STREAM_TABLE = 6,
     TDM_RNG_STREAM_USER = 1000
 } tdm_rng_stream;
 
