@@ -95,8 +95,8 @@ static bool segment_split(tdm_table *table, unsigned shard, uint64_t hash)
     for (int g = 0; g < TDM__TABLE_GROUPS; g++) {
         for (unsigned k = 0; k < copy[g].used; k++) {
             uint64_t key_hash = tdm__table_hash_of(table, copy[g].keys[k]);
-            tdm__table_segment_add(halves[tdm__table_slot(key_hash, depth + 1) & 1], copy[g].keys[k], key_hash,
-                        copy[g].values[k]);
+            tdm__table_segment_add(halves[tdm__table_slot(key_hash, depth + 1) & 1],
+                                   copy[g].keys[k], key_hash, copy[g].values[k]);
         }
     }
     s->segment_count++;

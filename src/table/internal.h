@@ -239,6 +239,8 @@ void tdm__table_initial(const tdm_table *table, uint64_t key, float *out);
 tdm_status tdm__table_check_limit(const tdm_table *table, uint64_t new_rows, int64_t new_pending,
                                   tdm_error *err);
 tdm_status tdm__table_fail_full(const tdm_table *table, tdm_error *err);
+/* The error of a key that could not be added although the limit allows it. */
+tdm_status tdm__table_fail_insert(const tdm_table *table, tdm_error *err);
 uint64_t tdm__table_count(const tdm_table *table, uint64_t *out_pending);
 
 /* ---- predict.c ---------------------------------------------------------------------------------- */

@@ -8,7 +8,8 @@
 
 #include <stdlib.h>
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the hash reads numbers as they are in memory");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "the hash reads numbers as they are in memory");
 
 enum { RADIX_BITS = 8, RADIX = 1 << RADIX_BITS, HASH_ROWS = 256 };
 
@@ -180,7 +181,7 @@ static tdm_status import_undo(tdm_table *table, const uint64_t *keys, uint64_t c
 {
     key_list added = {.keys = keys, .count = count};
     if (count > 0) tdm__table_filter(table, is_not_listed, &added);
-    return tdm__table_fail_full(table, err);
+    return tdm__table_fail_insert(table, err);
 }
 
 /* Adds a key with an empty row; NULL: there is no memory within the limit. */
@@ -212,9 +213,9 @@ tdm_status tdm_table_import(tdm_table *table, const tdm_table_rows *rows, uint64
         if (state_width > 0)
             memcpy(row + width, rows->states + i * state_width, state_width * sizeof(*row));
         if (table->has_use)
-            *tdm__table_use_of(table, number) =
-                (tdm__table_use){.updates = rows->updates ? rows->updates[i] : 0,
-                                 .last_step = rows->last_steps ? rows->last_steps[i] : 0};
+            *tdm__table_use_of(table, number) = (tdm__table_use){
+                .updates = rows->updates ? rows->updates[i] : 0,
+                .last_step = rows->last_steps ? rows->last_steps[i] : 0};
     }
     return TDM_OK;
 }

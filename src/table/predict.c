@@ -81,8 +81,7 @@ static double bytes_of(const tdm_table_options *o, double blocks, double segment
 
 static double block_rows_of(const tdm_table_options *o)
 {
-    return tdm__table_block_rows(
-        tdm__table_row_bytes(o->width, tdm_table_state_count(o->optim)));
+    return tdm__table_block_rows(tdm__table_row_bytes(o->width, tdm_table_state_count(o->optim)));
 }
 
 uint64_t tdm_table_predict(const tdm_table_options *options, uint64_t row_count,
@@ -106,7 +105,8 @@ uint64_t tdm__table_bytes_max(const tdm_table_options *options, uint64_t row_cou
 
 uint64_t tdm__table_row_limit(const tdm_table_options *options)
 {
-    uint64_t low = 0, high = TDM__TABLE_MAX_ROWS - TDM__TABLE_SHARDS * (uint64_t)block_rows_of(options);
+    uint64_t low = 0,
+             high = TDM__TABLE_MAX_ROWS - TDM__TABLE_SHARDS * (uint64_t)block_rows_of(options);
     while (low < high) {
         uint64_t middle = low + (high - low + 1) / 2;
         if (tdm__table_bytes_max(options, middle, 0) <= options->limit_bytes)

@@ -231,18 +231,18 @@ static void update_range(const void *args, int64_t begin, int64_t end)
     size_t width = (size_t)table->options.width;
     for (int64_t number = begin; number < end; number++) {
         const push_shard *shard = &work->shards[number];
-        const tdm__table_work updates = {
-            .rule = &work->rule,
-            .uniques = table->scratch.uniques + shard->begin,
-            .count = shard->unique_count,
-            .next = table->scratch.next,
-            .grads = work->grads,
-            .sum = table->scratch.sums + (size_t)number * tdm_align_up(width, 16),
-            .rows = table->rows.data,
-            .use = table->has_use ? table->use.data : NULL,
-            .row_bytes = table->row_bytes,
-            .width = width,
-            .step = work->step->step};
+        const tdm__table_work updates = {.rule = &work->rule,
+                                         .uniques = table->scratch.uniques + shard->begin,
+                                         .count = shard->unique_count,
+                                         .next = table->scratch.next,
+                                         .grads = work->grads,
+                                         .sum = table->scratch.sums +
+                                                (size_t)number * tdm_align_up(width, 16),
+                                         .rows = table->rows.data,
+                                         .use = table->has_use ? table->use.data : NULL,
+                                         .row_bytes = table->row_bytes,
+                                         .width = width,
+                                         .step = work->step->step};
         table->methods->update[table->options.optim](&updates);
     }
 }
@@ -275,8 +275,7 @@ static tdm_status push_check(const tdm_table *table, const tdm_table_step *step,
     bool is_ftrl = table->options.optim == TDM_TABLE_OPTIM_FTRL;
     if (!(step->lr >= 0) || isinf(step->lr) || (is_ftrl && step->lr == 0))
         return tdm_fail(err, TDM_ERR_INVALID, "table '%s': lr is %g; it must be finite and %s",
-                        table->name, step->lr,
-                        is_ftrl ? "greater than 0 for FTRL" : "at least 0");
+                        table->name, step->lr, is_ftrl ? "greater than 0 for FTRL" : "at least 0");
     if (count < 0 || count > TDM_TABLE_MAX_BATCH)
         return tdm_fail(err, TDM_ERR_INVALID,
                         "table '%s': a push of %lld keys; use several calls with at most %lld each",
@@ -309,7 +308,7 @@ static tdm_status push_find(push_work *work, int64_t count, int64_t cost, tdm_er
             TDM_TRY(tdm__table_check_limit(table, new_rows, new_pending, err));
         tdm_kernel_spread(TDM__TABLE_SHARDS, cost, create_range, &work);
     }
-    return push_has_failed(work) ? tdm__table_fail_full(table, err) : TDM_OK;
+    return push_has_failed(work) ? tdm__table_fail_insert(table, err) : TDM_OK;
 }
 
 tdm_status tdm_table_push(tdm_table *table, const tdm_table_step *step, const uint64_t *keys,

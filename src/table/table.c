@@ -255,8 +255,18 @@ tdm_status tdm__table_fail_full(const tdm_table *table, tdm_error *err)
                     "its limit is %s; raise the limit, evict rows, or divide the keys among more "
                     "servers",
                     table->name, (unsigned long long)rows, table->row_bytes,
-                    (unsigned long long)pending,
-                    tdm_text_bytes(table->options.limit_bytes, limit));
+                    (unsigned long long)pending, tdm_text_bytes(table->options.limit_bytes, limit));
+}
+
+tdm_status tdm__table_fail_insert(const tdm_table *table, tdm_error *err)
+{
+    if (table->used_segments >= table->segment_capacity ||
+        table->used_rows + table->block_rows > table->row_capacity)
+        return tdm__table_fail_full(table, err);
+    return tdm_fail(err, TDM_ERR_RANGE,
+                    "table '%s': more than %d keys have the same upper bits of their hashes, which "
+                    "chance does not cause; choose another seed, or check where the keys come from",
+                    table->name, TDM__TABLE_SEGMENT_ENTRIES);
 }
 
 tdm_status tdm__table_check_limit(const tdm_table *table, uint64_t new_rows, int64_t new_pending,

@@ -104,7 +104,9 @@ bool tdm_table_has(const tdm_table *table, uint64_t key);
 /*
  * Updates the row of each key with its gradient from `grads` [count, width]. The gradients of a key that occurs
  * several times are summed in the order of the call; the row gets one update with the sum. TDM_ERR_RANGE if the
- * table would exceed its limit: then nothing has changed. Allocates only if `count` is larger than in all calls
+ * table would exceed its limit: then nothing has changed. TDM_ERR_RANGE as well if more than 640 keys have the same
+ * upper 24 bits of their hashes, which chance does not cause: then no row has been updated, but rows with initial
+ * values may have been added. Allocates only if `count` is larger than in all calls
  * before.
  */
 tdm_status tdm_table_push(tdm_table *table, const tdm_table_step *step, const uint64_t *keys,
