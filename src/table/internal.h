@@ -202,12 +202,12 @@ static inline void tdm__table_prefetch_group(const tdm_table *table, uint64_t ha
 
 /* The value of a key; NULL if it is not in the index. */
 uint32_t *tdm__table_find(const tdm_table *table, uint64_t key, uint64_t hash);
-/* Adds a key that is not in the index. False: there is no memory within the limit, or too many keys have the
+/* Adds a key that is not in the index. False: the limit is reached, or too many keys have the
  * same upper bits of their hashes. */
 bool tdm__table_insert(tdm_table *table, uint64_t key, uint64_t hash, uint32_t value);
 /* Gives a shard its first segment, which is empty. */
 bool tdm__table_shard_init(tdm_table *table, unsigned shard);
-/* A row with initial values; TDM__TABLE_NO_ROW if there is no memory within the limit. `lr` is used by FTRL only:
+/* A row with initial values; TDM__TABLE_NO_ROW if the limit is reached. `lr` is used by FTRL only:
  * its state is such that it gives the initial parameters. */
 uint32_t tdm__table_row_take(tdm_table *table, unsigned shard, uint64_t key, double lr);
 

@@ -184,7 +184,7 @@ static tdm_status import_undo(tdm_table *table, const uint64_t *keys, uint64_t c
     return tdm__table_fail_insert(table, err);
 }
 
-/* Adds a key with an empty row; NULL: there is no memory within the limit. */
+/* Adds a key with an empty row; NULL: the limit is reached. */
 static float *import_row(tdm_table *table, uint64_t key, uint32_t *out_row)
 {
     uint64_t hash = tdm__table_hash_of(table, key);

@@ -92,6 +92,7 @@ static void push_partition(push_work *work, int64_t count)
 /* Lists the different keys of a shard, each with its positions in the order of the call. */
 static void shard_unite(const push_work *work, push_shard *shard)
 {
+    if (shard->count == 0) return;
     tdm__table_scratch *s = &work->table->scratch;
     tdm__table_unique *uniques = s->uniques + shard->begin;
     uint32_t *slots = s->slots + 4 * shard->begin;
@@ -146,7 +147,7 @@ static void unique_count_new(const push_work *work, push_shard *shard,
     if (!is_admitted && !value) shard->new_pending++;
 }
 
-/* Creates the row of a key, or counts its occurrences. False: there is no memory for it. */
+/* Creates the row of a key, or counts its occurrences. False: memory or the limit is exhausted. */
 static bool unique_create(const push_work *work, unsigned number, tdm__table_unique *unique,
                           uint32_t *value)
 {

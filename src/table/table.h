@@ -89,7 +89,7 @@ int tdm_table_state_count(int optim);
 const char *tdm_table_state_name(int optim, int state);
 
 /*
- * The expected size of a table with so many rows and pending keys, in bytes as in tdm_table_stats. The options
+ * The expected size of a table with these numbers of rows and pending keys, in bytes as in tdm_table_stats. The options
  * must be valid. Pure arithmetic: nothing is allocated.
  */
 uint64_t tdm_table_predict(const tdm_table_options *options, uint64_t row_count,
