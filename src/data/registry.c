@@ -3,15 +3,14 @@
  *
  * To add one: a file in formats/ with a tdm_data_format_ops table, its name in tdm_data_format of
  * data.h and in internal.h, and a line here. IDX is first because its first bytes are unambiguous.
- * A text of tokens is recognised by its name only, unless the caller wants tokens. CSV accepts
- * anything that looks like text.
+ * A text of tokens is recognised by its name only, unless the caller wants tokens. Sparse samples are
+ * recognised only if the caller wants them. CSV and libsvm accept anything that looks like text.
  */
 #include "data/internal.h"
 
 static const tdm_data_format_ops *const formats[] = {
-    &tdm__data_format_idx,
-    &tdm__data_format_text,
-    &tdm__data_format_csv,
+    &tdm__data_format_idx,    &tdm__data_format_text,   &tdm__data_format_csv,
+    &tdm__data_format_criteo, &tdm__data_format_libsvm,
 };
 
 enum { FORMAT_COUNT = sizeof(formats) / sizeof(formats[0]) };
@@ -34,7 +33,8 @@ tdm_status tdm__data_format_find(const tdm__data_source *source, const tdm_data_
         return by_number(source, options->format, out, err);
     for (size_t i = 0; i < FORMAT_COUNT; i++) {
         const tdm_data_format_ops *format = formats[i];
-        bool wanted = options->kind == TDM_DATA_KIND_ANY || options->kind == (int)format->kind;
+        bool wanted = options->kind == TDM_DATA_KIND_ANY ? format->kind != TDM_DATA_KIND_SPARSE
+                                                         : options->kind == (int)format->kind;
         bool only = options->kind == TDM_DATA_KIND_TOKENS;
         if (!wanted || (!only && !format->sniff(source))) continue;
         *out = format;
