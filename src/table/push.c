@@ -324,13 +324,10 @@ tdm_status tdm_table_push(tdm_table *table, const tdm_table_step *step, const ui
                       .rule = rule_of(table, step->lr)};
     push_work *shared = &work;
     int64_t cost = 1 + count * (KEY_COST + table->options.width) / TDM__TABLE_SHARDS;
-    /* Subnormal numbers count as zero, also if the caller is not in the mode of kernels. */
-    int threads = tdm_kernel_threads_set(1);
-    tdm_kernel_mode before = tdm_kernel_enter(threads);
+    uint64_t control = tdm_kernel_flush_enter();
     push_partition(&work, count);
     tdm_status status = push_find(&work, count, cost, err);
     if (status == TDM_OK) tdm_kernel_spread(TDM__TABLE_SHARDS, cost, update_range, &shared);
-    tdm_kernel_leave(&before);
-    tdm_kernel_threads_set(threads);
+    tdm_kernel_flush_leave(control);
     return status;
 }

@@ -349,7 +349,9 @@ static void pull_range(const void *args, int64_t begin, int64_t end)
 void tdm_table_pull(const tdm_table *table, const uint64_t *keys, int64_t count, float *out)
 {
     pull_work work = {.table = table, .keys = keys, .out = out};
+    uint64_t control = tdm_kernel_flush_enter();
     tdm_kernel_spread(count, 64 + table->options.width, pull_range, &work);
+    tdm_kernel_flush_leave(control);
 }
 
 /* ---- hashed features ---------------------------------------------------------------------------- */

@@ -102,7 +102,8 @@ void tdm_table_pull(const tdm_table *table, const uint64_t *keys, int64_t count,
 bool tdm_table_has(const tdm_table *table, uint64_t key);
 
 /*
- * Updates the row of each key with its gradient from `grads` [count, width]. The gradients of a key that occurs
+ * Updates the row of each key with its gradient from `grads` [count, width]. Gradients are not checked: one that is
+ * not finite spoils its row. The gradients of a key that occurs
  * several times are summed in the order of the call; the row gets one update with the sum. TDM_ERR_RANGE if the
  * table would exceed its limit: then nothing has changed. TDM_ERR_RANGE as well if more than 640 keys have the same
  * upper 24 bits of their hashes, which chance does not cause: then no row has been updated, but rows with initial

@@ -333,6 +333,22 @@ static void duplicates_are_summed_in_order_before_one_update(void)
     tdm_table_destroy(once);
 }
 
+/* Also if the caller is not in the mode of kernels. */
+static void subnormal_numbers_count_as_zero(void)
+{
+    tdm_table_options options = {.width = 1, .optim = TDM_TABLE_OPTIM_SGD};
+    tdm_table *table = table_of(&options);
+    const uint64_t key = 1;
+    const float grad = 1e-39f;
+    float out = 1;
+    push(table, 1, 1, &key, &grad, 1);
+    tdm_table_pull(table, &key, 1, &out);
+    CHECK(out == 0);
+    volatile float half = 0.5f, small = 1.5e-38f;
+    CHECK(half * small > 0); /* the mode of the caller is unchanged */
+    tdm_table_destroy(table);
+}
+
 /* These bits are part of trained models. */
 static void recorded_bits(void)
 {
@@ -615,6 +631,7 @@ static const check_test tests[] = {
     CHECK_TEST(threads_and_levels_give_the_same_bits),
     CHECK_TEST(order_of_keys_does_not_matter),
     CHECK_TEST(duplicates_are_summed_in_order_before_one_update),
+    CHECK_TEST(subnormal_numbers_count_as_zero),
     CHECK_TEST(recorded_bits),
     CHECK_TEST(initial_values_are_a_function_of_the_key),
     CHECK_TEST(fold_is_even),
