@@ -15,22 +15,31 @@ static const tdm_data_format_ops *const formats[] = {
 
 enum { FORMAT_COUNT = sizeof(formats) / sizeof(formats[0]) };
 
-static tdm_status by_number(const tdm__data_source *source, int format,
+static tdm_status by_number(const tdm__data_source *source, const tdm_data_options *options,
                             const tdm_data_format_ops **out, tdm_error *err)
 {
     for (size_t i = 0; i < FORMAT_COUNT; i++) {
-        if ((int)formats[i]->format != format) continue;
-        *out = formats[i];
+        const tdm_data_format_ops *format = formats[i];
+        if ((int)format->format != options->format) continue;
+        /* A caller that wants a table would not find its rows. */
+        if (format->kind == TDM_DATA_KIND_SPARSE && options->kind != TDM_DATA_KIND_ANY &&
+            options->kind != TDM_DATA_KIND_SPARSE)
+            return tdm_fail(err, TDM_ERR_INVALID,
+                            "%s: the format %s has sparse samples, but %s is needed here; choose "
+                            "another format",
+                            source->name, format->name,
+                            options->kind == TDM_DATA_KIND_TABLE ? "a table of numbers" : "a text");
+        *out = format;
         return TDM_OK;
     }
-    return tdm_fail(err, TDM_ERR_INVALID, "%s: unknown data format %d", source->name, format);
+    return tdm_fail(err, TDM_ERR_INVALID, "%s: unknown data format %d", source->name,
+                    options->format);
 }
 
 tdm_status tdm__data_format_find(const tdm__data_source *source, const tdm_data_options *options,
                                  const tdm_data_format_ops **out, tdm_error *err)
 {
-    if (options->format != TDM_DATA_FORMAT_AUTO)
-        return by_number(source, options->format, out, err);
+    if (options->format != TDM_DATA_FORMAT_AUTO) return by_number(source, options, out, err);
     for (size_t i = 0; i < FORMAT_COUNT; i++) {
         const tdm_data_format_ops *format = formats[i];
         bool wanted = options->kind == TDM_DATA_KIND_ANY ? format->kind != TDM_DATA_KIND_SPARSE

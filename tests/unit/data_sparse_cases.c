@@ -218,6 +218,12 @@ static void sparse_formats_must_be_named(void)
     REQUIRE(d);
     CHECK_INT(tdm_dataset_info_of(d)->kind, TDM_DATA_KIND_TABLE);
     tdm_dataset_destroy(d);
+
+    tdm_data_options table = libsvm;
+    table.kind = TDM_DATA_KIND_TABLE;
+    refuse_text(
+        "1 1:1\n", &table, TDM_ERR_INVALID,
+        "t.csv: the format libsvm has sparse samples, but a table of numbers is needed here");
 }
 
 static void gzip_is_unpacked(void)
