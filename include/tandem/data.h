@@ -3,7 +3,8 @@
  *
  * A data set is a table in memory: `sample_count` rows of `feature_count` numbers, and a class for
  * each row; or a text: a row of tokens, whose samples are windows of `feature_count` tokens, and
- * whose classes are the tokens that follow. Files are read as hostile input: every length is checked
+ * whose classes are the tokens that follow; or sparse: each sample is a list of entries, and an entry
+ * is the 64-bit key of a feature with its value. Files are read as hostile input: every length is checked
  * before it is used, and an error names the file and the line or byte. gzip is recognised by its first
  * bytes, whatever the name.
  *
@@ -25,7 +26,9 @@ typedef enum tdm_data_format {
     TDM_DATA_FORMAT_AUTO,
     TDM_DATA_FORMAT_CSV,
     TDM_DATA_FORMAT_IDX,
-    TDM_DATA_FORMAT_TEXT
+    TDM_DATA_FORMAT_TEXT,
+    TDM_DATA_FORMAT_LIBSVM,
+    TDM_DATA_FORMAT_CRITEO
 } tdm_data_format;
 typedef enum tdm_data_header {
     TDM_DATA_HEADER_AUTO,
@@ -37,7 +40,8 @@ typedef enum tdm_data_header {
 typedef enum tdm_data_kind {
     TDM_DATA_KIND_ANY = 0,
     TDM_DATA_KIND_TABLE,
-    TDM_DATA_KIND_TOKENS
+    TDM_DATA_KIND_TOKENS,
+    TDM_DATA_KIND_SPARSE
 } tdm_data_kind;
 
 enum { TDM_DATA_DEFAULT_CONTEXT = 256 };
@@ -46,12 +50,15 @@ enum { TDM_DATA_DEFAULT_CONTEXT = 256 };
 typedef struct tdm_data_options {
     const char *labels_path; /* IDX: the file of labels for the images; NULL for none */
     int format;              /* tdm_data_format; AUTO looks at the bytes and for ".txt" */
-    int kind;                /* tdm_data_kind: AUTO takes formats of this kind only */
-    int header;           /* tdm_data_header; AUTO: a header when a cell of row 1 that should be a
+    int kind;              /* tdm_data_kind: AUTO takes formats of this kind only; with ANY, formats
+                                of sparse samples must be named */
+    int header;            /* tdm_data_header; AUTO: a header when a cell of row 1 that should be a
                                 number is not */
-    const char *label;    /* CSV: column name, number from 1, "first", "last" (default), "none" */
-    char delimiter;       /* CSV; 0: ',' */
-    uint64_t limit_bytes; /* of the unpacked file; 0: 16 GiB. Protects against gzip bombs. */
+    const char *label;     /* CSV: column name, number from 1, "first", "last" (default), "none";
+                                Criteo: "none" for a file without labels */
+    bool first_index_is_0; /* libsvm: indices count from 0; by default from 1 */
+    char delimiter;        /* CSV; 0: ',' */
+    uint64_t limit_bytes;  /* of the unpacked file; 0: 16 GiB. Protects against gzip bombs. */
     /* The classes of the training set, so that a test file maps to the same numbers; a label (in a
      * text: a character) outside them is an error. NULL: the classes are those found in the file,
      * sorted (as numbers when all are numbers, else by bytes; characters by code point). IDX classes
@@ -69,11 +76,13 @@ typedef struct tdm_data_options {
 typedef struct tdm_dataset tdm_dataset;
 
 typedef struct tdm_dataset_info {
-    tdm_data_kind kind; /* TABLE or TOKENS */
+    tdm_data_kind kind; /* TABLE, TOKENS or SPARSE */
     int64_t sample_count;
-    int64_t feature_count;  /* TOKENS: the tokens of a window */
+    int64_t
+        feature_count; /* TOKENS: the tokens of a window; SPARSE: the most entries of a sample */
     tdm_shape sample_shape; /* [28, 28] for images, [feature_count] for tables and windows */
     int64_t token_count;    /* TOKENS: of the whole text; else 0 */
+    int64_t entry_count;    /* SPARSE: of all samples; else 0 */
     int64_t class_count;    /* 0: no labels; TOKENS: the size of the vocabulary */
     const char *const *class_names;
     const char *const *feature_names; /* NULL when the file names none */
@@ -106,11 +115,21 @@ TDM_API tdm_status tdm_dataset_split(const tdm_dataset *dataset, double fraction
  * Copies the samples `indices[0..count)` into `features` [count, feature_count] and their classes
  * into `classes` (may be NULL). Of a table, features are f32 and classes [count], -1 each in a set
  * without labels. Of tokens, both are i32 [count, feature_count]: a window, and the window that
- * begins one token later. Indices must be in range. Allocates nothing; many threads may call it on
+ * begins one token later. Sparse samples have another function. Indices must be in range. Allocates nothing; many threads may call it on
  * one data set at once.
  */
 TDM_API void tdm_dataset_gather(const tdm_dataset *dataset, const int64_t *indices, int64_t count,
                                 void *features, int32_t *classes);
+
+/*
+ * The same for sparse samples: entries [offsets[i], offsets[i + 1]) of `keys` and `values` are those of sample i, in
+ * the order of the file; `offsets` has count + 1 numbers. `keys` and `values` have room for count * feature_count.
+ * Returns the number of entries. The upper 32 bits of a key are its field, the lower ones the feature in the field:
+ * docs/data.md has the keys of each format.
+ */
+TDM_API int64_t tdm_dataset_gather_sparse(const tdm_dataset *dataset, const int64_t *indices,
+                                          int64_t count, int64_t *offsets, uint64_t *keys,
+                                          float *values, int32_t *classes);
 
 /* Per feature: the mean and the standard deviation (population), over all samples in order, summed
  * in double precision. Arrays of feature_count. For tables only. */

@@ -21,7 +21,9 @@ typedef enum tdm_job_format {
     TDM_JOB_FORMAT_AUTO,
     TDM_JOB_FORMAT_CSV,
     TDM_JOB_FORMAT_IDX,
-    TDM_JOB_FORMAT_TEXT
+    TDM_JOB_FORMAT_TEXT,
+    TDM_JOB_FORMAT_LIBSVM,
+    TDM_JOB_FORMAT_CRITEO
 } tdm_job_format;
 typedef enum tdm_job_header {
     TDM_JOB_HEADER_AUTO,

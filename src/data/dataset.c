@@ -135,6 +135,10 @@ const tdm_dataset_info *tdm_dataset_info_of(const tdm_dataset *dataset)
 const void *tdm_dataset_block(const tdm_dataset *dataset, size_t *bytes)
 {
     const tdm_dataset_info *info = &dataset->info;
+    if (info->kind == TDM_DATA_KIND_SPARSE) {
+        *bytes = dataset->block_bytes;
+        return dataset->features;
+    }
     int64_t elements = info->kind == TDM_DATA_KIND_TOKENS
                            ? info->token_count
                            : info->sample_count * info->feature_count;
@@ -142,10 +146,20 @@ const void *tdm_dataset_block(const tdm_dataset *dataset, size_t *bytes)
     return dataset->features;
 }
 
+/* The address of `part` of the block at `from` in its copy at `to`. */
+static const void *moved(const void *part, const void *from, const void *to)
+{
+    return (const char *)to + ((const char *)part - (const char *)from);
+}
+
 void tdm_dataset_move(tdm_dataset *dataset, const void *from, const void *to)
 {
-    size_t offset = (size_t)((const char *)dataset->features - (const char *)from);
-    dataset->features = (const char *)to + offset;
+    dataset->features = moved(dataset->features, from, to);
+    if (dataset->info.kind == TDM_DATA_KIND_SPARSE) {
+        dataset->offsets = moved(dataset->offsets, from, to);
+        dataset->keys = moved(dataset->keys, from, to);
+        dataset->values = moved(dataset->values, from, to);
+    }
     if (dataset->owned_features != from) return;
     free(dataset->owned_features);
     dataset->owned_features = NULL;

@@ -25,6 +25,11 @@ struct tdm_dataset {
     const void *features;   /* [stored rows, feature_count] of info.storage */
     const int32_t *classes; /* [stored rows]; NULL without labels, and for tokens */
     int64_t stride;         /* tokens: from one window to the next */
+    /* Sparse: parts of the block `features`. Entries [offsets[r], offsets[r + 1]) are those of stored row r. */
+    const int64_t *offsets;
+    const uint64_t *keys;
+    const float *values;
+    size_t block_bytes; /* sparse: of `features` */
     const int64_t
         *rows; /* [sample_count] in a part: the stored row of each sample; NULL: all, in order */
     void *owned_features; /* from malloc; NULL in a part */
@@ -66,6 +71,8 @@ typedef struct tdm_data_format_ops {
 extern const tdm_data_format_ops tdm__data_format_csv;
 extern const tdm_data_format_ops tdm__data_format_idx;
 extern const tdm_data_format_ops tdm__data_format_text;
+extern const tdm_data_format_ops tdm__data_format_libsvm;
+extern const tdm_data_format_ops tdm__data_format_criteo;
 
 /* The format that the options name; else the first of the right kind that recognises the bytes.
  * A kind with one format is not checked. */

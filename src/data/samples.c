@@ -60,6 +60,15 @@ static void gather_windows(const tdm_dataset *dataset, const int64_t *indices, i
     }
 }
 
+static void gather_classes(const tdm_dataset *dataset, const int64_t *indices, int64_t count,
+                           int32_t *classes)
+{
+    if (!classes) return;
+    for (int64_t i = 0; i < count; i++)
+        classes[i] = dataset->classes ? dataset->classes[tdm__dataset_row(dataset, indices[i])]
+                                      : -1;
+}
+
 void tdm_dataset_gather(const tdm_dataset *dataset, const int64_t *indices, int64_t count,
                         void *features, int32_t *classes)
 {
@@ -67,14 +76,30 @@ void tdm_dataset_gather(const tdm_dataset *dataset, const int64_t *indices, int6
         gather_windows(dataset, indices, count, features, classes);
         return;
     }
+    assert(dataset->info.kind == TDM_DATA_KIND_TABLE);
     int64_t feature_count = dataset->info.feature_count;
     for (int64_t i = 0; i < count; i++)
         copy_row(dataset, tdm__dataset_row(dataset, indices[i]), 0, feature_count,
                  (float *)features + i * feature_count);
-    if (!classes) return;
-    for (int64_t i = 0; i < count; i++)
-        classes[i] = dataset->classes ? dataset->classes[tdm__dataset_row(dataset, indices[i])]
-                                      : -1;
+    gather_classes(dataset, indices, count, classes);
+}
+
+int64_t tdm_dataset_gather_sparse(const tdm_dataset *dataset, const int64_t *indices, int64_t count,
+                                  int64_t *offsets, uint64_t *keys, float *values, int32_t *classes)
+{
+    assert(dataset->info.kind == TDM_DATA_KIND_SPARSE);
+    int64_t used = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t row = tdm__dataset_row(dataset, indices[i]), first = dataset->offsets[row];
+        size_t entries = (size_t)(dataset->offsets[row + 1] - first);
+        offsets[i] = used;
+        memcpy(keys + used, dataset->keys + first, entries * sizeof(*keys));
+        memcpy(values + used, dataset->values + first, entries * sizeof(*values));
+        used += (int64_t)entries;
+    }
+    offsets[count] = used;
+    gather_classes(dataset, indices, count, classes);
+    return used;
 }
 
 int64_t tdm_dataset_number(const tdm_dataset *dataset, int64_t index)
@@ -189,6 +214,37 @@ static void hash_tokens(const tdm_dataset *dataset, tdm_sha256 *hash)
     }
 }
 
+static void hash_keys(const uint64_t *keys, size_t count, tdm_sha256 *hash)
+{
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    for (size_t i = 0; i < count; i++) tdm_sha256_u64(hash, keys[i]);
+#else
+    tdm_sha256_update(hash, keys, count * sizeof(*keys));
+#endif
+}
+
+/* The number of entries of each sample, and its keys and values in the order of the file. */
+static void hash_entries(const tdm_dataset *dataset, tdm_sha256 *hash)
+{
+    union {
+        float values[HASH_BLOCK];
+        uint32_t words[HASH_BLOCK];
+    } block;
+    tdm_sha256_text(hash, "sparse");
+    for (int64_t i = 0; i < dataset->info.sample_count; i++) {
+        int64_t row = tdm__dataset_row(dataset, i);
+        int64_t first = dataset->offsets[row], end = dataset->offsets[row + 1];
+        tdm_sha256_u64(hash, (uint64_t)(end - first));
+        hash_keys(dataset->keys + first, (size_t)(end - first), hash);
+        for (int64_t k = first; k < end; k += HASH_BLOCK) {
+            size_t count = end - k < HASH_BLOCK ? (size_t)(end - k) : HASH_BLOCK;
+            memcpy(block.values, dataset->values + k, count * sizeof(block.values[0]));
+            to_little_endian(block.words, count);
+            tdm_sha256_update(hash, block.words, count * sizeof(block.words[0]));
+        }
+    }
+}
+
 tdm_status tdm_dataset_hash(const tdm_dataset *dataset, char hex[TDM_SHA256_HEX])
 {
     const tdm_dataset_info *info = &dataset->info;
@@ -203,6 +259,8 @@ tdm_status tdm_dataset_hash(const tdm_dataset *dataset, char hex[TDM_SHA256_HEX]
     for (int64_t i = 0; i < info->class_count; i++) tdm_sha256_text(hash, info->class_names[i]);
     if (info->kind == TDM_DATA_KIND_TOKENS)
         hash_tokens(dataset, hash);
+    else if (info->kind == TDM_DATA_KIND_SPARSE)
+        hash_entries(dataset, hash);
     else
         hash_features(dataset, hash);
     if (dataset->classes) hash_classes(dataset, hash);

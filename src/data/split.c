@@ -22,6 +22,9 @@ static tdm_dataset *create_part(const tdm_dataset *whole, int64_t count, int64_t
     part->info.sample_count = count;
     part->features = whole->features;
     part->classes = whole->classes;
+    part->offsets = whole->offsets;
+    part->keys = whole->keys;
+    part->values = whole->values;
     part->arena = tdm_arena_create("part of a data set");
     int64_t *rows = part->arena ? tdm_arena_array(part->arena, (size_t)count, sizeof(*rows)) : NULL;
     if (!rows) {
@@ -31,6 +34,18 @@ static tdm_dataset *create_part(const tdm_dataset *whole, int64_t count, int64_t
     part->rows = rows;
     *out_rows = rows;
     return part;
+}
+
+/* The entries of all samples of a part. */
+static int64_t entries_count(const tdm_dataset *part)
+{
+    int64_t count = 0;
+    if (part->info.kind != TDM_DATA_KIND_SPARSE) return 0;
+    for (int64_t i = 0; i < part->info.sample_count; i++) {
+        int64_t row = tdm__dataset_row(part, i);
+        count += part->offsets[row + 1] - part->offsets[row];
+    }
+    return count;
 }
 
 static int64_t test_count_of(int64_t sample_count, double fraction)
@@ -132,6 +147,8 @@ tdm_status tdm_dataset_split(const tdm_dataset *dataset, double fraction, uint64
         *(*rows)++ = tdm__dataset_row(dataset, i);
     }
     free(chosen);
+    rest->info.entry_count = entries_count(rest);
+    test->info.entry_count = entries_count(test);
     *out_rest = rest;
     *out_test = test;
     return TDM_OK;

@@ -305,9 +305,10 @@ static const tdm_job_key first_keys[] = {
         KEY("data.format", CHOICE, data.format),
         .fallback = "auto",
         .decides_bits = true,
-        .choices = "auto | csv | idx | text",
+        .choices = "auto | csv | idx | text | libsvm | criteo",
         .help = "The format of the data files. auto detects it from their first bytes; for token "
-                "models it is text, which is read character by character.",
+                "models it is text, which is read character by character. libsvm and criteo have "
+                "sparse samples, which no model can use yet: they are available in C.",
     },
     {
         KEY("data.header", CHOICE, data.header),

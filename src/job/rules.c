@@ -128,6 +128,12 @@ static bool tokens_without_text(const tdm_job *job)
            (job->data.format == TDM_JOB_FORMAT_CSV || job->data.format == TDM_JOB_FORMAT_IDX);
 }
 
+/* No model takes sparse samples. */
+static bool sparse_for_another(const tdm_job *job)
+{
+    return job->data.format == TDM_JOB_FORMAT_LIBSVM || job->data.format == TDM_JOB_FORMAT_CRITEO;
+}
+
 static bool labels_of_text(const tdm_job *job)
 {
     return tdm_job_takes_tokens(job) && (job->data.train_labels || job->data.test_labels);
@@ -435,6 +441,13 @@ static const rule rules[] = {
         .message =
             "a token model (gpt, or layers that start with embedding) is trained on a text: set "
             "'data.format' to text, or remove it",
+    },
+    {
+        .keys = {"data.format", "model.kind"},
+        .is_broken = sparse_for_another,
+        .message =
+            "the formats libsvm and criteo have sparse samples, which none of the models can "
+            "use: convert the file to CSV and set 'data.format' to csv",
     },
     {
         .keys = {"data.train_labels", "data.test_labels", "model.kind", "layers"},

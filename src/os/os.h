@@ -72,6 +72,9 @@ void tdm_pages_free_lazily(const tdm_pages *pages);
 /* Zeroed address space that uses memory only for written pages: for large blocks of which a process fills
  * a part. Released by tdm_pages_unmap. */
 tdm_status tdm_pages_reserve(size_t bytes, tdm_pages *out, tdm_error *err);
+/* Backs reserved address space from byte `from` on by huge pages, if the kernel offers them: for blocks that
+ * are filled from their beginning. One written byte there can cost a whole huge page. */
+void tdm_pages_prefer_huge(const tdm_pages *pages, size_t from);
 
 /*
  * Address space that is backed by less memory than its size: it is divided into ranges, and each range

@@ -5,8 +5,8 @@
  * all of it with huge pages; for that, more is mapped and both ends are unmapped. Shared mappings are
  * anonymous as well: they exist as long as a process that has them.
  *
- * Reserved address space uses no huge pages, because one written byte would cost two megabytes, and no
- * memory is committed for it, because most of it is never used.
+ * Reserved address space uses no huge pages unless its owner requests them, because one written byte would
+ * cost two megabytes, and no memory is committed for it, because most of it is never used.
  */
 #include "base/base.h"
 #include "os/internal.h"
@@ -80,6 +80,14 @@ tdm_status tdm_pages_reserve(size_t bytes, tdm_pages *out, tdm_error *err)
     (void)madvise(data, rounded, MADV_NOHUGEPAGE); /* optional as well */
     *out = (tdm_pages){.data = data, .bytes = rounded};
     return TDM_OK;
+}
+
+void tdm_pages_prefer_huge(const tdm_pages *pages, size_t from)
+{
+    size_t first = tdm_align_up(from, HUGE_BYTES);
+    if (first >= pages->bytes) return;
+    /* Optional: normal pages work as well. */
+    (void)madvise((uint8_t *)pages->data + first, pages->bytes - first, MADV_HUGEPAGE);
 }
 
 void tdm_pages_populate(const tdm_pages *pages)

@@ -221,6 +221,10 @@ tdm_kernel_mode tdm_kernel_enter(int thread_count); /* returns the previous mode
 /* The same, and a vendor's kernels use as many threads; after tdm_kernel_enter they use one. */
 tdm_kernel_mode tdm_kernel_enter_vendor(int thread_count);
 void tdm_kernel_leave(const tdm_kernel_mode *before);
+/* Only the second part: for functions that may be called in any mode. Returns the previous control word, for
+ * tdm_kernel_flush_leave. */
+uint64_t tdm_kernel_flush_enter(void);
+void tdm_kernel_flush_leave(uint64_t control);
 
 /* Sets the number of threads that kernels called from this thread may use. Returns the previous
  * one. */

@@ -420,12 +420,23 @@ int tdm_kernel_threads_set(int thread_count)
     return before;
 }
 
+uint64_t tdm_kernel_flush_enter(void)
+{
+    uint64_t control = tdm__control_word();
+    if ((control & TDM__CONTROL_FLUSH) != TDM__CONTROL_FLUSH)
+        tdm__control_set(control | TDM__CONTROL_FLUSH);
+    return control;
+}
+
+void tdm_kernel_flush_leave(uint64_t control)
+{
+    if (tdm__control_word() != control) tdm__control_set(control);
+}
+
 tdm_kernel_mode tdm_kernel_enter(int thread_count)
 {
     tdm_kernel_mode before = {.thread_count = tdm_kernel_threads_set(thread_count),
-                              .control = tdm__control_word()};
-    if ((before.control & TDM__CONTROL_FLUSH) != TDM__CONTROL_FLUSH)
-        tdm__control_set(before.control | TDM__CONTROL_FLUSH);
+                              .control = tdm_kernel_flush_enter()};
 #ifdef TDM__WITH_ONEDNN
     tdm__onednn_threads_set(1);
 #endif
@@ -447,7 +458,7 @@ tdm_kernel_mode tdm_kernel_enter_vendor(int thread_count)
 
 void tdm_kernel_leave(const tdm_kernel_mode *before)
 {
-    if (tdm__control_word() != before->control) tdm__control_set(before->control);
+    tdm_kernel_flush_leave(before->control);
 #ifdef TDM__WITH_ONEDNN
     if (before->is_vendor) tdm__onednn_control_set(before->control);
 #endif

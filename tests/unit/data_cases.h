@@ -9,5 +9,6 @@
 extern const check_suite data_csv;
 extern const check_suite data_text;
 extern const check_suite data_order;
+extern const check_suite data_sparse;
 
 #endif

@@ -335,4 +335,4 @@ static const check_test tests[] = {
 
 static CHECK_SUITE(data_files, tests);
 
-CHECK_MAIN_SUITES(&data_files, &data_csv, &data_text, &data_order)
+CHECK_MAIN_SUITES(&data_files, &data_csv, &data_text, &data_order, &data_sparse)

@@ -223,7 +223,8 @@ const bad_job bad_jobs[] = {
     {JOB("data: {train: x.csv, header: ja}\n"), NO_SET,
      "job.yaml:1:30: 'data.header' expects auto, yes or no, got 'ja'\n"},
     {JOB("data: {train: x.csv, format: parquet}\n"), NO_SET,
-     "job.yaml:1:30: 'data.format' expects auto, csv, idx or text, got 'parquet'\n"},
+     "job.yaml:1:30: 'data.format' expects auto, csv, idx, text, libsvm or criteo, "
+     "got 'parquet'\n"},
     {JOB("data: {train: x.csv, shuffle: ture}\n"), NO_SET,
      "job.yaml:1:31: 'data.shuffle' expects true or false, got 'ture'; did you mean 'true'?\n"},
     {JOB("data: {train: x.csv, shuffle: \"true\"}\n"), NO_SET,
@@ -342,6 +343,12 @@ const bad_job bad_jobs[] = {
     {JOB("data: {train: x.txt, format: text}\n"), NO_SET,
      "job.yaml:1:22: the format text is for models that predict the next token: set 'model.kind' "
      "to gpt, or start 'layers' with embedding, or set 'data.format' to csv or idx\n"},
+    {JOB("data: {train: x, format: libsvm}\n"), NO_SET,
+     "job.yaml:1:18: the formats libsvm and criteo have sparse samples, which none of the models "
+     "can use: convert the file to CSV and set 'data.format' to csv\n"},
+    {JOB("data: {train: x, format: criteo}\nmodel: {kind: gpt}\n"), NO_SET,
+     "job.yaml:1:18: the formats libsvm and criteo have sparse samples, which none of the models "
+     "can use: convert the file to CSV and set 'data.format' to csv\n"},
     {JOB("data: {train: x.csv, format: csv}\nmodel: {kind: gpt}\n"), NO_SET,
      "job.yaml:1:22: a token model (gpt, or layers that start with embedding) is trained on a "
      "text: set 'data.format' to text, or remove it\n"},
