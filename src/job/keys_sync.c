@@ -93,11 +93,11 @@ const tdm_job_key tdm__sync_keys[] = {
         .also_called = "num_replicas model_replicas",
         .help =
             "The number of logical replicas: of models with 'sync.kind: local', of workers with "
-            "'sync.kind: server', of the residuals and momentums of 'compress'. Each replica has an equal share of the "
-            "lanes. Workers execute replicas, so there can be at most as many workers as "
-            "replicas, and the trained bits depend on the number of replicas, never on the "
-            "number of workers. auto is the number of lanes, at most 4. (With 'sync.kind: server' "
-            "at most 64 replicas are possible, and each of them uses all lanes.)",
+            "'sync.kind: server', of the residuals and momentums of 'compress'. Each replica has an "
+            "equal share of the lanes; with 'sync.kind: server' it uses all of them, and at most 64 "
+            "replicas are possible. Workers execute replicas, so there can be at most as many "
+            "workers as replicas, and the trained bits depend on the number of replicas, never on "
+            "the number of workers. auto is the number of lanes, at most 4.",
     },
     {
         KEY("sync.period", INT, sync.period),

@@ -181,6 +181,11 @@ void tdm__key_range(const tdm_job_key *key, tdm_str *out)
     } else if (endless) {
         tdm_str_add(out, "of at least ");
         add_number(out, key->min);
+    } else if (key->min_open) {
+        tdm_str_add(out, "above ");
+        add_number(out, key->min);
+        tdm_str_add(out, key->max_open ? " and below " : " and at most ");
+        add_number(out, key->max);
     } else {
         tdm_str_add(out, "from ");
         add_number(out, key->min);

@@ -237,6 +237,11 @@ static bool momentum_twice(const tdm_job *job)
            job->optim.kind == TDM_JOB_OPTIM_SGD && job->optim.momentum > 0;
 }
 
+static bool momentum_without_feedback(const tdm_job *job)
+{
+    return tdm_job_compresses(job) && job->compress.momentum > 0 && !job->compress.feedback;
+}
+
 static bool momentum_without_sparsify(const tdm_job *job)
 {
     return job->compress.sparsify == TDM_JOB_SPARSIFY_NONE && job->compress.momentum > 0 &&
@@ -321,6 +326,11 @@ static const rule rules[] = {
         .is_broken = momentum_twice,
         .message = "'compress.momentum' replaces the momentum of the optimiser; set "
                    "'optim.momentum' to 0",
+    },
+    {
+        .keys = {"compress.feedback", "compress.momentum"},
+        .is_broken = momentum_without_feedback,
+        .message = "'compress.momentum' needs error feedback; set 'compress.feedback' to true",
     },
     {
         .keys = {"compress.momentum", "compress.sparsify", "compress.quantise"},

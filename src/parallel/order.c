@@ -1,13 +1,13 @@
 /*
- * order.c: draws the order of asynchronous updates from a logical clock. See order.h.
+ * order.c: draws the order of asynchronous updates from a logical clock. See parallel.h.
  *
  * A discrete event simulation: each worker that computes has a time at which its gradient is complete; the earliest
  * one makes the next update, of equal ones that with the lowest number. Then it begins its next gradient, unless it is
  * further ahead of the slowest worker than the bound allows: then it waits until that worker has caught up.
  */
-#include "parallel/order.h"
 #include "base/base.h"
 #include "job/job.h"
+#include "parallel/parallel.h"
 
 #include <stdlib.h>
 

@@ -5,7 +5,7 @@
  * of an update was computed from an earlier model, which the replica has in its first array. After an update the
  * replicas that read the model then get a copy of it, cell by cell, in the version that is not current.
  *
- * The undo log has each update of a piece as a step of its own, and the record of the step lists the updates. So if a
+ * In the undo log each update of a piece is a separate step, and the record of the step lists the updates. So if a
  * rank dies, another one finds for each piece which updates are missing, makes them, and repeats the copies after the
  * last update of a piece (recover.c).
  *

@@ -12,7 +12,6 @@
 #ifndef TANDEM_TRAIN_TRAINER_H
 #define TANDEM_TRAIN_TRAINER_H
 
-#include "parallel/order.h"
 #include "train/internal.h"
 #include "train/ledger.h"
 #include "train/retry.h"

@@ -48,7 +48,7 @@ job cnn-sync 24 "$images" "$network" 'parallel: {lanes: 8, sync_batchnorm: true}
 job cnn-bf16 24 "$images" "$network" 'parallel: {lanes: 8}' 'compute: {precision: bf16}' 'optim: {ema: 0.9}'
 job gpt 24 "$text" "model: {$gpt, context: 16, dropout: 0.1}" 'parallel: {lanes: 8}' 'memory: {recompute: blocks}'
 job gpt-bf16 16 "$text" "model: {$gpt, context: 64}" 'compute: {precision: bf16}' 'optim: {clip_norm: 0.5}'
-# Replicas with state of their own: local steps, and each kind of compression. 16 lanes for 8 replicas, or one each.
+# Replicas that keep state: local steps, and each kind of compression. 16 lanes for 8 replicas, or one each.
 job local-mlp 24 "$images" 'model: {hidden: [64, 48], dropout: 0.1}' 'parallel: {lanes: 8}' \
     'optim: {kind: lamb, lr: 0.01, clip_norm: 0.5}' 'sync: {kind: local, replicas: 8, period: 3, outer: nesterov}'
 job local-cnn 48 "$images" "$network" 'parallel: {lanes: 16}' 'optim: {kind: adamw}' \

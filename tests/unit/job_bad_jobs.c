@@ -387,6 +387,35 @@ const bad_job bad_jobs[] = {
      "--set: 'model.options.a' has no value; give one, or leave it out\n"
      "--set: 'model.options': 'b c' is not a valid option name; use 1 to 64 letters, digits, '.', "
      "'_' or '-', not beginning with '.' or '-'\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: local, replicas: 8}\nparallel: {lanes: 4}\n"), NO_SET,
+     "job.yaml:2:21: 'sync.replicas' exceeds 'parallel.lanes', but each replica needs a lane; reduce "
+     "it, or increase 'parallel.lanes'\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: local}\nparallel: {zero: 2}\n"), NO_SET,
+     "job.yaml:2:8: 'sync.kind: local' needs the whole model on each host; set 'parallel.zero' to 0 "
+     "or 1\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: local, replicas: 3}\noptim: {ema: 0.9}\n"), NO_SET,
+     "job.yaml:2:31: 'sync.replicas' expects a power of two from 1 to 65536, or the word auto, got "
+     "'3'\n"
+     "job.yaml:3:9: 'optim.ema' averages the weights after every step, but with 'sync.kind: local' "
+     "the model changes once per period; remove 'optim.ema'\n"},
+    {JOB("data: {train: x.csv}\ncompress: {sparsify: topk, ratio: 0}\n"), NO_SET,
+     "job.yaml:2:35: 'compress.ratio' expects a number above 0 and at most 1, got '0'\n"},
+    {JOB("data: {train: x.csv}\ncompress: {sparsify: topk}\nparallel: {zero: 3}\n"), NO_SET,
+     "job.yaml:2:12: 'compress' needs whole gradients; set 'parallel.zero' to 0 or 1\n"},
+    {JOB("data: {train: x.csv}\ncompress: {quantise: int8}\nparallel: {balance: feedback}\n"),
+     NO_SET,
+     "job.yaml:3:12: replicas ('sync.kind: local' and 'compress') have state, so they do not move "
+     "between workers during training; set 'parallel.balance' to off\n"},
+    {JOB("data: {train: x.csv}\ncompress: {quantise: int8, momentum: 0.5}\n"), NO_SET,
+     "job.yaml:2:28: 'compress.momentum' accumulates elements that are not sent; set "
+     "'compress.sparsify', or remove this key\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async, replicas: 128}\n"), NO_SET,
+     "job.yaml:2:35: 'sync.kind: server' has at most 64 replicas; reduce 'sync.replicas'\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async, replicas: 4, speeds: [1, 2]}\n"),
+     NO_SET, "job.yaml:2:48: 'sync.speeds' needs one number for each of the 'sync.replicas'\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: server, mode: stale}\noptim: {kind: lamb}\n"), NO_SET,
+     "job.yaml:3:9: lamb needs the norms of whole tensors after each update, which 'sync.kind: "
+     "server' does not compute; choose another optimiser\n"},
     {JOB("data: {train: x.csv}\noptim: {nesterov: true}\n"), NO_SET,
      "job.yaml:2:9: 'optim.nesterov' is for sgd; set 'optim.kind' to sgd, or remove this key\n"},
     {JOB("data: {train: x.csv}\noptim: {nesterov: true, kind: sgd, momentum: 0}\n"), NO_SET,

@@ -206,9 +206,37 @@ static void random_schedule(tdm_rng *rng, tdm_arena *arena, tdm_job *job)
     if (!job->data.test) job->data.test_fraction = 0.25;
     if (job->eval.every_epochs == 0) job->eval.every_epochs = 3;
     job->optim.centred = job->optim.centred && job->optim.kind == TDM_JOB_OPTIM_RMSPROP;
-    if (job->eval.weights == TDM_JOB_WEIGHTS_EMA) job->optim.ema = 0.75;
+    if (job->eval.weights == TDM_JOB_WEIGHTS_EMA && job->sync.kind != TDM_JOB_SYNC_LOCAL)
+        job->optim.ema = 0.75;
     job->optim.nesterov = job->optim.nesterov && job->optim.kind == TDM_JOB_OPTIM_SGD &&
                           job->optim.momentum > 0;
+}
+
+/* Applies the rules for replicas. */
+static void random_replicas(tdm_job *job)
+{
+    bool async = job->sync.kind == TDM_JOB_SYNC_SERVER && job->sync.mode != TDM_JOB_SERVER_SYNC;
+    bool compresses = job->compress.sparsify != TDM_JOB_SPARSIFY_NONE ||
+                      job->compress.quantise != TDM_JOB_QUANTISE_NONE;
+    bool local = job->sync.kind == TDM_JOB_SYNC_LOCAL;
+    if (job->compress.sparsify == TDM_JOB_SPARSIFY_NONE) job->compress.momentum = 0;
+    if (job->compress.momentum > 0) {
+        job->compress.feedback = true;
+        if (job->optim.kind == TDM_JOB_OPTIM_SGD) job->optim.momentum = 0;
+    }
+    if (!async && !compresses && !local) return;
+    job->parallel.zero %= 2;
+    job->parallel.balance = TDM_JOB_BALANCE_OFF;
+    job->parallel.reduce = TDM_JOB_REDUCE_TREE;
+    job->parallel.sync_batchnorm = false;
+    job->parallel.offload = NULL;
+    if (job->sync.replicas > 1) job->sync.replicas = 1;
+    if (local) job->optim.ema = 0;
+    if (local && job->eval.weights == TDM_JOB_WEIGHTS_EMA) job->eval.weights = TDM_JOB_WEIGHTS_RAW;
+    if (!async) return;
+    job->sync.speeds = (tdm_job_int_list){0};
+    job->train.bad_numbers = TDM_JOB_BAD_NUMBERS_STOP;
+    if (job->optim.kind == TDM_JOB_OPTIM_LAMB) job->optim.kind = TDM_JOB_OPTIM_ADAM;
 }
 
 static tdm_job random_job(tdm_rng *rng, tdm_arena *arena)
@@ -216,6 +244,7 @@ static tdm_job random_job(tdm_rng *rng, tdm_arena *arena)
     tdm_job job = {0};
     for (size_t i = 0; i < tdm_job_key_count(); i++)
         random_field(rng, arena, tdm_job_key_at(i), &job);
+    random_replicas(&job);
     random_schedule(rng, arena, &job);
     if (tdm_rng_below(rng, 2) == 0) {
         job.train.steps = 0;
