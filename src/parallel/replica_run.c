@@ -8,7 +8,7 @@
  *                     job. Its contribution is the model before the round minus that copy, divided by the number of
  *                     replicas. The sum over all replicas is the gradient of the outer optimiser.
  *   sync.kind server  The contribution is the gradient of a batch, computed from the model that the replica has read
- *                     before. Contributions are not added: each is an update of its own (update_order.c).
+ *                     before. Contributions are not added: each of them is one update (update_order.c).
  *   compress          The contribution is encoded, with what earlier steps left over (compress.h).
  *
  * The contributions are added by the upper part of the same tree. So a round is executed, committed and recovered as
