@@ -8,6 +8,7 @@
  * oneDNN in a separate graph.
  */
 #include "base/base.h"
+#include "job/job.h"
 #include "nn/nn.h"
 #include "os/os.h"
 #include "tensor/kernel.h"
@@ -135,6 +136,11 @@ static tdm_status bench_prepare(bench *b, tdm_error *err)
 {
     const tdm_job *job = b->job;
     tdm_bench *out = b->out;
+    if (tdm_job_is_local(job) || tdm_job_is_async(job))
+        return tdm_fail(
+            err, TDM_ERR_UNSUPPORTED,
+            "bench: replicas of this job train by themselves (sync.kind), so there is no "
+            "common step to measure; add --set sync.kind=all_reduce");
     TDM_TRY(tdm__same_settings(b->options.comm, job, false, err));
     TDM_TRY(tdm_job_data_load(job, &b->data, err));
     const tdm_dataset_info *info = tdm_dataset_info_of(b->data.train);

@@ -114,6 +114,15 @@ static void speed_update(tdm__trainer *t)
 static tdm_status nonfinite_explain(tdm__trainer *t, tdm_bad_number *bad, tdm_str *out,
                                     tdm_error *err)
 {
+    if (t->state.inner || t->order) { /* the models of the replicas have changed since */
+        *bad = (tdm_bad_number){.kind = TDM_BAD_NOWHERE};
+        tdm_str_addf(out,
+                     "a replica got it in one of the steps %llu to %llu, which replicas train "
+                     "with models that differ (sync.kind), so the op is not searched for",
+                     (unsigned long long)t->position.step + 1,
+                     (unsigned long long)(t->position.step + t->round_steps));
+        return TDM_OK;
+    }
     TDM_TRY(tdm_team_replay(t->team, bad, err));
     int64_t index = tdm__train_schedule_sample(&t->schedule, &t->position, bad->first_row);
     tdm__bad_number_text(bad, t->schedule.data.train, index, out);
@@ -151,7 +160,9 @@ static tdm_status nonfinite_stop(tdm__trainer *t, const tdm_step_result *result,
     if (tensor) tdm_str_addf(&why, "; '%s' is no longer finite, so no later step can be", tensor);
     tdm_fail(err, TDM_ERR_DIVERGED, "step %llu: %s: %s; %s; %s",
              (unsigned long long)t->position.step + 1, nonfinite_describe(t, result, &bad),
-             tdm_str_text(&why), tdm__last_good(t), tdm__bad_number_advice(&bad, t->job));
+             tdm_str_text(&why), tdm__last_good(t),
+             t->state.inner || t->order ? "try a smaller optim.lr or optim.clip_norm"
+                                        : tdm__bad_number_advice(&bad, t->job));
     tdm_str_release(&why);
     return tdm_comm_agree(t->comm, TDM_ERR_DIVERGED, NULL, err); /* all ranks end here */
 }
@@ -319,6 +330,7 @@ tdm_status tdm__one_step(tdm__trainer *t, unsigned request, unsigned *requests, 
     double lr = step_lr(t, t->position.step);
     double begin = tdm_clock_s();
     uint64_t steps = tdm__round_steps(t);
+    t->round_steps = steps;
     t->batch_at = t->position;
     tdm_step_input in = {.step = tdm__updates_of(t),
                          .batch = batch,

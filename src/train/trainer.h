@@ -135,7 +135,8 @@ typedef struct tdm__trainer {
     tdm_team *team;
     tdm_order *order; /* sync.kind server: of the updates; NULL: none */
     tdm_order_entry order_entries[TDM_ORDER_MAX_WORKERS]; /* of the current round */
-    int64_t *indices;                                     /* of the samples of a lane */
+    uint64_t round_steps; /* of the current step, or round of steps */
+    int64_t *indices;     /* of the samples of a lane */
     tdm__watch watch;
     tdm_predictor *predictor;
     int predictor_threads;  /* it was created for */
