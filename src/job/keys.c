@@ -489,7 +489,8 @@ static const tdm_job_key last_keys[] = {
         .help = "How many lanes each rank executes. off gives all ranks the same number, or "
                 "numbers that differ by one; weights uses 'parallel.weights'; feedback measures "
                 "the time each rank takes per lane and moves lanes from slow ranks to fast ones. "
-                "It affects speed, not the result.",
+                "Replicas move as a whole, and only between ranks of one host. It affects speed, "
+                "not the result.",
     },
     {
         KEY("parallel.weights", INT_LIST, parallel.weights),

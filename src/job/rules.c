@@ -185,11 +185,6 @@ static bool compressed_with_shards(const tdm_job *job)
     return tdm_job_compresses(job) && job->parallel.zero >= 2;
 }
 
-static bool replicas_with_balance(const tdm_job *job)
-{
-    return tdm_job_has_replicas(job) && job->parallel.balance != TDM_JOB_BALANCE_OFF;
-}
-
 static bool replicas_with_other_reduce(const tdm_job *job)
 {
     return tdm_job_has_replicas(job) && job->parallel.reduce != TDM_JOB_REDUCE_TREE;
@@ -267,12 +262,6 @@ static const rule rules[] = {
         .keys = {"compress.sparsify", "compress.quantise", "parallel.zero"},
         .is_broken = compressed_with_shards,
         .message = "'compress' needs whole gradients; set 'parallel.zero' to 0 or 1",
-    },
-    {
-        .keys = {"parallel.balance", "sync.kind", "compress.sparsify", "compress.quantise"},
-        .is_broken = replicas_with_balance,
-        .message = "replicas ('sync.kind: local' and 'compress') have state, so they do not move "
-                   "between workers during training; set 'parallel.balance' to off",
     },
     {
         .keys = {"parallel.reduce", "sync.kind", "compress.sparsify", "compress.quantise"},

@@ -139,7 +139,8 @@ struct tdm_team {
     tdm_group *group;    /* all ranks, by place, for messages of the team; NULL: one rank */
     tdm_prefetch *prefetch;
     int64_t *first; /* size + 1: the placement of lanes */
-    int64_t *next_first;
+    int64_t unit_lanes;  /* lanes are placed in units: of this number, 1 or those of a replica */
+    int64_t *next_first; /* in units */
     double *weights, *seconds;
     tdm_balance *balance;
     uint8_t *absent; /* by lane: without rows in this step */

@@ -48,12 +48,19 @@ static tdm_status step_exchange(tdm_team *team, tdm_error *err)
     return team->buckets ? tdm__buckets_meet(team, &mine, err) : tdm__common_meet(team, &mine, err);
 }
 
+/* The lanes of a rank; with updates in order, where each replica executes all lanes of a batch, its replicas. */
+static int64_t team_lanes_of(const tdm_team *team, int place)
+{
+    int64_t lanes = team->first[place + 1] - team->first[place];
+    return team->options.lane_count > team->slice_count ? lanes / team->slice_count : lanes;
+}
+
 static void team_count_ranks(tdm_team *team)
 {
     for (int i = 0; i < team->size; i++) {
         tdm_team_rank *r = &team->ranks[team->layout->rank_of_place[i]];
         const tdm__step_report *n = &team->notes[i];
-        r->lanes = team->first[i + 1] - team->first[i];
+        r->lanes = team_lanes_of(team, i);
         r->lanes_done += n->lanes;
         r->rows_done += n->rows;
         r->lane_seconds += n->lane_seconds;
@@ -62,23 +69,43 @@ static void team_count_ranks(tdm_team *team)
     }
 }
 
+/* The time of a rank for all units that it has. With updates in order, a step executes only some of its replicas. */
+static double team_seconds_of(const tdm_team *team, int place)
+{
+    const tdm__step_report *note = &team->notes[place];
+    if (!team->in.order) return note->lane_seconds;
+    int64_t lanes = team->first[place + 1] - team->first[place];
+    return note->lanes > 0 ? note->lane_seconds * (double)lanes / (double)note->lanes
+                           : team->seconds[place]; /* as before */
+}
+
+/* Takes over the placement of next_first, which counts in units. */
+static void team_move_lanes(tdm_team *team)
+{
+    tdm__replicas *replicas = tdm__params_replicas(team->options.store);
+    for (int i = 0; i <= team->size; i++) {
+        team->first[i] = team->next_first[i] * team->unit_lanes;
+        if (replicas) replicas->first[i] = team->next_first[i];
+    }
+}
+
 /* Updates the placement from the times of the ranks, and finds a straggler. */
 static void team_balance(tdm_team *team, tdm_step_result *out)
 {
     out->straggler = -1;
     if (team->size == 1) return;
-    for (int i = 0; i < team->size; i++) team->seconds[i] = team->notes[i].lane_seconds;
+    for (int i = 0; i < team->size; i++) team->seconds[i] = team_seconds_of(team, i);
     bool moved = tdm_balance_observe(team->balance, team->seconds, team->next_first);
     int slow = tdm_balance_straggler(team->balance, &out->slow_factor);
     if (slow >= 0) out->straggler = team->layout->rank_of_place[slow];
     if (!moved) return;
-    size_t bytes = ((size_t)team->size + 1) * sizeof(*team->first);
     out->moved = team->job->parallel.balance == TDM_JOB_BALANCE_FEEDBACK;
-    if (out->moved)
-        memcpy(team->first, team->next_first, bytes);
-    else
-        memcpy(team->next_first, team->first,
-               bytes); /* observations refer to the current placement */
+    if (out->moved) {
+        team_move_lanes(team);
+        return;
+    }
+    for (int i = 0; i <= team->size; i++) /* observations refer to the current placement */
+        team->next_first[i] = team->first[i] / team->unit_lanes;
 }
 
 void tdm__team_point(const tdm_team *team, const char *phase, uint64_t part)
@@ -354,7 +381,8 @@ static void team_find_max(const tdm_team *team, int64_t *lanes, int *buffers)
     const tdm__replicas *replicas = tdm__params_replicas(team->options.store);
     *lanes = mine.count;
     if (replicas && replicas->is_ordered) { /* the gradients of all replicas are kept */
-        *buffers = (int)(mine.count / team->slice_count) +
+        bool moves = team->job->parallel.balance == TDM_JOB_BALANCE_FEEDBACK;
+        *buffers = (int)(moves ? replicas->count : mine.count / team->slice_count) +
                    tdm_lane_buffers(lane_count, (tdm_slice){0, team->slice_count});
         return;
     }
@@ -464,19 +492,26 @@ static tdm_status team_place_lanes(tdm_team *team, tdm_error *err)
     team->seconds = calloc(size, sizeof(*team->seconds));
     team->notes = calloc(size, sizeof(*team->notes));
     team->ranks = calloc(size, sizeof(*team->ranks));
-    team->balance = tdm_balance_create(team->options.lane_count, team->size);
+    const tdm__replicas *replicas = tdm__params_replicas(team->options.store);
+    team->unit_lanes = replicas ? team->options.lane_count / replicas->count : 1;
+    int64_t units = team->options.lane_count / team->unit_lanes;
+    team->balance = tdm_balance_create(units, team->size);
     if (!team->first || !team->next_first || !team->seconds || !team->notes || !team->ranks ||
         !team->balance)
         return tdm_fail_oom(err, "for the team");
+    if (replicas && team->layout->node_count > 1 &&
+        team->job->parallel.balance != TDM_JOB_BALANCE_OFF)
+        return tdm_fail(
+            err, TDM_ERR_UNSUPPORTED,
+            "parallel.balance moves replicas within one host only, and these ranks are on "
+            "%d hosts; set it to off",
+            team->layout->node_count);
     TDM_TRY(team_find_weights(team, err));
-    const tdm__replicas *replicas = tdm__params_replicas(team->options.store);
-    tdm_place_lanes(team->options.lane_count, team->size, team->weights, team->first);
-    for (size_t i = 0; replicas && i <= size; i++)
-        team->first[i] = replicas->first[i] * (team->options.lane_count / replicas->count);
-    memcpy(team->next_first, team->first, (size + 1) * sizeof(*team->first));
+    tdm_place_lanes(units, team->size, team->weights, team->next_first);
+    team_move_lanes(team);
     for (int i = 0; i < team->size; i++) {
         tdm_team_rank *r = &team->ranks[team->layout->rank_of_place[i]];
-        r->lanes = team->first[i + 1] - team->first[i];
+        r->lanes = team_lanes_of(team, i);
         if (team->options.comm)
             r->host = tdm_comm_host_of(team->options.comm, team->layout->rank_of_place[i]);
     }

@@ -62,7 +62,7 @@ static const model models[] = {
     {"async",
      "name: async\nseed: 8\ndata: {train: data.csv, test_fraction: 0.2}\n"
      "model: {hidden: [96], dropout: 0.1}\ntrain: {batch: 30, epochs: 4}\n"
-     "optim: {kind: adamw, clip_norm: 1}\nparallel: {lanes: 2}\n"
+     "optim: {kind: adamw, clip_norm: 1}\nparallel: {lanes: 2, balance: feedback}\n"
      "sync: {kind: server, mode: async, replicas: 8, compensation: 0.04}\n",
      .max_zero = 1},
     {"cnn",

@@ -71,11 +71,11 @@ job stale 24 "$images" "$network" 'optim: {kind: sgd, lr: 0.05, momentum: 0.9}' 
 # Updates in order need the memory of one host.
 factors_of_order() {
     cat <<'TABLE'
-job async stale
+job async stale local-mlp dgc
 world shm
 ranks 2 3 4 8
 zero 0 1
-balance off
+balance off weights feedback moved
 bucket auto
 overlap true false
 TABLE

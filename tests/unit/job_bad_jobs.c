@@ -402,10 +402,6 @@ const bad_job bad_jobs[] = {
      "job.yaml:2:35: 'compress.ratio' expects a number above 0 and at most 1, got '0'\n"},
     {JOB("data: {train: x.csv}\ncompress: {sparsify: topk}\nparallel: {zero: 3}\n"), NO_SET,
      "job.yaml:2:12: 'compress' needs whole gradients; set 'parallel.zero' to 0 or 1\n"},
-    {JOB("data: {train: x.csv}\ncompress: {quantise: int8}\nparallel: {balance: feedback}\n"),
-     NO_SET,
-     "job.yaml:3:12: replicas ('sync.kind: local' and 'compress') have state, so they do not move "
-     "between workers during training; set 'parallel.balance' to off\n"},
     {JOB("data: {train: x.csv}\ncompress: {quantise: int8, momentum: 0.5}\n"), NO_SET,
      "job.yaml:2:28: 'compress.momentum' accumulates elements that are not sent; set "
      "'compress.sparsify', or remove this key\n"},

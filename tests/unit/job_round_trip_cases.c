@@ -226,7 +226,6 @@ static void random_replicas(tdm_job *job)
     }
     if (!async && !compresses && !local) return;
     job->parallel.zero %= 2;
-    job->parallel.balance = TDM_JOB_BALANCE_OFF;
     job->parallel.reduce = TDM_JOB_REDUCE_TREE;
     job->parallel.sync_batchnorm = false;
     job->parallel.offload = NULL;
