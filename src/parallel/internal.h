@@ -7,7 +7,8 @@
  *
  * Files: lanes.c (slices, the tree), team.c (creation, the step), run.c (a rank executes its lanes),
  * common.c (sums if all gradients are in shared memory), buckets.c (sums by messages), update.c
- * (the passes of the optimiser), replica_run.c (replicas with state, instead of lanes alone), blame.c and look.c (a step executed again for inspection).
+ * (the passes of the optimiser), replica_run.c (replicas with state, instead of lanes alone), blame.c and look.c (a
+ * step executed again for inspection).
  */
 #ifndef TANDEM_PARALLEL_INTERNAL_H
 #define TANDEM_PARALLEL_INTERNAL_H
@@ -138,7 +139,7 @@ struct tdm_team {
     int64_t lowest_node; /* nodes of the tree above this level are not added yet; 1: all are */
     tdm_group *group;    /* all ranks, by place, for messages of the team; NULL: one rank */
     tdm_prefetch *prefetch;
-    int64_t *first; /* size + 1: the placement of lanes */
+    int64_t *first;      /* size + 1: the placement of lanes */
     int64_t unit_lanes;  /* lanes are placed in units: of this number, 1 or those of a replica */
     int64_t *next_first; /* in units */
     double *weights, *seconds;

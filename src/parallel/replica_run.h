@@ -1,0 +1,49 @@
+/*
+ * replica_run.h: shared by the files that execute the replicas of a rank.
+ *
+ * Files: replica_run.c (creation, the lanes of a replica, its contribution), replica_local.c (sync.kind local),
+ * replica_order.c (sync.kind server).
+ */
+#ifndef TANDEM_PARALLEL_REPLICA_RUN_H
+#define TANDEM_PARALLEL_REPLICA_RUN_H
+
+#include "parallel/compress.h"
+#include "parallel/internal.h"
+#include "parallel/replicas.h"
+
+#include <tandem/os.h>
+
+struct tdm__replica_run {
+    tdm__replicas *replicas;
+    int64_t lanes; /* of a replica */
+    bool is_local;
+    bool is_ordered;
+    uint64_t changed; /* ordered: the replicas that this step changes, bit r */
+    tdm_optimiser *inner;
+    tdm_pages pages;
+    float *model; /* the copy that a replica trains; NULL: none */
+    float *states[TDM_OPTIM_MAX_STATES];
+    int state_arrays
+        [TDM_OPTIM_MAX_STATES]; /* the array of each state; -1: the optimiser does not use it */
+    double *losses;             /* by lane, over the inner steps */
+    tdm__compress *compress;    /* NULL: contributions are not compressed */
+};
+
+/* Executes the lanes of a replica; *out is the sum of their gradients, NULL if none has rows. */
+tdm_status tdm__replica_run_lanes(tdm_team *team, int64_t replica, float **out, tdm_error *err);
+/* Whether all numbers of a contribution are finite, so that it can be encoded. */
+bool tdm__replica_is_finite(const tdm_team *team, const float *sum);
+
+/* ---- sync.kind local (replica_local.c) ---------------------------------------------------------- */
+
+/* Trains the replica for the steps of the round. *finite: no gradient had a non-finite number. */
+tdm_status tdm__replica_train(tdm_team *team, int64_t replica, bool *finite, tdm_error *err);
+/* The contribution of the replica after its steps, in a gradient buffer. */
+float *tdm__replica_difference(tdm_team *team, bool finite);
+
+/* ---- sync.kind server (replica_order.c) --------------------------------------------------------- */
+
+/* Computes the gradients of this rank's updates of the step. */
+tdm_status tdm__replicas_execute_ordered(tdm_team *team, tdm_error *err);
+
+#endif
