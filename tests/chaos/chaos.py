@@ -3,10 +3,12 @@
 
 Usage: chaos.py TANDEM [--runs N] [--seed S] [--at-once K] [--only KIND]
 
-From its seed, each run draws a model (MLP, CNN with batch norm and dropout, GPT), ZeRO 0 to 3, 2 to 6 ranks,
-and 1 to 5 faults. The kinds of faults:
-    point       SIGKILL inside a phase of a step or of a recovery, by TANDEM_TEST_KILL: forward, backward, reduce,
-                during or after the update of an optimiser piece, publish, checkpoint and its commit
+From its seed, each run draws a job (MLP, CNN with batch norm and dropout, GPT; replicas: local steps with
+compressed averages, DGC, asynchronous workers), ZeRO 0 to 3 (0 or 1 with replicas), 2 to 6 ranks, and 1 to 5
+faults. The kinds of faults:
+    point       SIGKILL inside a phase of a step or of a recovery, by TANDEM_TEST_KILL: forward, backward, while the
+                state of a replica is written, reduce, during or after the update of an optimiser piece, publish,
+                checkpoint and its commit
     worker, workers, agent, launcher   SIGKILL at any time
     stop        a worker is stopped and continued seconds later
     power       all processes are killed, and the run is resumed with another number of ranks
@@ -36,7 +38,7 @@ import flock  # noqa: E402
 import verdict  # noqa: E402
 from verdict import Failure  # noqa: E402
 
-PHASES = ("forward", "backward", "reduce", "torn", "update", "publish", "checkpoint", "commit", "recover")
+PHASES = ("forward", "backward", "replica", "reduce", "torn", "update", "publish", "checkpoint", "commit", "recover")
 STEPS, BATCH = 80, 24
 GONE_S = 60  # time for all processes to exit after the launcher
 DEATHS = ("worker", "workers", "agent", "launcher", "power")  # kinds that kill processes
@@ -51,7 +53,25 @@ optim: {kind: sgd, lr: 0.05, momentum: 0.9, clip_norm: 1}""",
     "gpt": """data: {train: text.txt, format: text, test_fraction: 0.1}
 model: {kind: gpt, layers: 2, width: 32, heads: 2, context: 16, dropout: 0.1}
 optim: {kind: adamw, lr: 0.003}""",
+    "local": """data: {train: images.csv, shape: [8, 8], test_fraction: 0.2}
+model: {hidden: [96, 64], dropout: 0.1}
+optim: {kind: adamw, lr: 0.003, clip_norm: 0.5}
+sync: {kind: local, replicas: 8, period: 5, outer: nesterov}
+compress: {quantise: int8, min_elements: 100}""",
+    "dgc": """data: {train: images.csv, shape: [8, 8], test_fraction: 0.2}
+layers: [conv: {channels: 16, bias: no}, batch_norm, relu, max_pool: 2, flatten, linear: 64, relu, dropout: 0.2]
+optim: {kind: sgd, lr: 0.05, momentum: 0}
+sync: {replicas: 8}
+compress: {sparsify: topk_sampled, ratio: 0.02, momentum: 0.9, clip_norm: 1, warmup: 20}""",
+    "async": """data: {train: images.csv, shape: [8, 8], test_fraction: 0.2}
+model: {hidden: [96, 64], dropout: 0.1}
+optim: {kind: sgd, lr: 0.05, momentum: 0.9, clip_norm: 0.5}
+sync: {kind: server, mode: async, replicas: 8, compensation: 0.04}
+compress: {sparsify: topk, ratio: 0.1, min_elements: 100}""",
 }
+# Jobs that execute several steps as one round: all rounds that begin after a multiple of this number do so exactly.
+ROUND_STEPS = {"local": 5, "async": 5}
+REPLICA_JOBS = ("local", "dgc", "async")
 COMMON = f"""seed: 3
 train: {{batch: {BATCH}, steps: {STEPS}}}
 eval: {{every_epochs: never, every_steps: 12}}
@@ -110,7 +130,7 @@ class Plan:
         rng = random.Random(seed)
         self.seed = seed
         self.model = rng.choice(sorted(JOBS))
-        self.zero = rng.randrange(4)
+        self.zero = rng.randrange(2 if self.model in REPLICA_JOBS else 4)
         self.ranks = rng.randint(2, 6)
         self.ranks_after = rng.randint(1, 6)  # after a power failure
         self.overlap = rng.choice(["true", "false"])
@@ -123,8 +143,18 @@ class Plan:
         steps = sorted(rng.sample(range(2, STEPS + 1), len(kinds)))
         self.faults = [Fault(rng, kind) for kind in kinds]
         for fault, step in zip(self.faults, steps):
-            fault.step = step if fault.phase not in ("checkpoint", "commit") else max(5, step // 5 * 5)
+            if fault.phase == "replica" and self.model not in REPLICA_JOBS:
+                fault.phase = "backward"
+            fault.step = self.step_of_phase(fault.phase, step)
         self.spare(only)
+
+    def step_of_phase(self, phase, step):
+        """A step near `step` in which a process reaches the phase: one with a checkpoint, or the first one of a
+        round."""
+        if phase in ("checkpoint", "commit"):
+            return max(5, step // 5 * 5)
+        steps = ROUND_STEPS.get(self.model, 1)
+        return (step - 1) // steps * steps + 1
 
     def spare(self, only):
         """Replaces faults that would hit nothing or leave no process that can continue."""

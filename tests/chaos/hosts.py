@@ -4,8 +4,9 @@
 Usage: hosts.py TANDEM [--runs N] [--seed S] [--schedule I] [--at-once K] [--limit SECONDS] [--only KIND]
 
 The hosts are network namespaces, each with a real etcd member (lab.py); agents are started as by ssh. From the
-seed and its number, a schedule draws a job, ZeRO 0 to 3 with or without a mirror, one or two workers per host,
-whether checkpoints are written, and 1 to 5 faults at random steps. The faults:
+seed and its number, a schedule draws a job (three perceptrons; replicas with local steps, top-k or DGC), ZeRO 0 to
+3 with or without a mirror (0 or 1 with replicas), one or two workers per host, whether checkpoints are written, and
+1 to 5 faults at random steps. The faults:
     a worker is killed or stopped, killed again when it is back, or killed at a point of a step or a recovery;
     all workers of a host, an agent or the launcher are killed;
     a whole host dies, and returns with empty memory or not at all;
@@ -13,7 +14,8 @@ whether checkpoints are written, and 1 to 5 faults at random steps. The faults:
     an etcd member is killed, often the leader; the disk is full for a while.
 Every training run must end by itself, without a crash and without a process left. The exit code must be 0 unless
 the launcher was killed; the hash must be that of an undisturbed run in one process; the ledger must be exact;
-every step must have one line of metrics, and every repeated step a line in the log.
+every step must have one line of metrics, and every repeated step a line in the log. A job with local steps has one
+line for the steps of a round.
 
 Exceptions: a killed launcher has no exit code. One host keeps its agent, because training ends when no agent and
 no worker is left. If the disk is full at the end, the run fails, as documented, and --resume must complete it.
@@ -52,19 +54,36 @@ KINDS = {"worker": 18, "stop": 8, "return": 16, "workers": 8, "point": 8, "agent
 # How long a fault lasts, in seconds (log-uniform), until it is repaired, continued or started again.
 LASTS_S = {"stop": (0.2, 12), "agent": (0.1, 5), "host": (0.3, 15), "cut": (0.1, 60), "part": (0.1, 60),
            "etcd": (0.1, 15), "disk": (0.1, 6)}
-PHASES = ("forward", "backward", "reduce", "torn", "update", "publish", "checkpoint", "commit", "recover")
+PHASES = ("forward", "backward", "replica", "reduce", "torn", "update", "publish", "checkpoint", "commit", "recover")
 GONE_S = 90  # time for all processes to exit, after training has ended and all faults are repaired
 WAIT_S = 50  # maximum cost of a fault: members wait up to 45 s for a host with the newest state
 JOIN_TRIES = 6
 
+ADAMW = "optim: {kind: adamw, lr: 0.003}"
 JOBS = {
-    "small": ("model: {hidden: [64, 64]}\ntrain: {batch: 24, steps: 800}", 800),
-    "wide": ("model: {hidden: [256, 192], dropout: 0.1}\ntrain: {batch: 48, steps: 500}", 500),
-    "long": ("model: {hidden: [32]}\ntrain: {batch: 16, steps: 1600}", 1600),
+    "small": (f"model: {{hidden: [64, 64]}}\ntrain: {{batch: 24, steps: 800}}\n{ADAMW}", 800),
+    "wide": (f"model: {{hidden: [256, 192], dropout: 0.1}}\ntrain: {{batch: 48, steps: 500}}\n{ADAMW}", 500),
+    "long": (f"model: {{hidden: [32]}}\ntrain: {{batch: 16, steps: 1600}}\n{ADAMW}", 1600),
+    "local": (f"""model: {{hidden: [64, 64]}}
+train: {{batch: 24, steps: 1600}}
+{ADAMW}
+sync: {{kind: local, replicas: 8, period: 4, outer: nesterov}}
+compress: {{quantise: int8, min_elements: 100}}""", 1600),
+    "topk": (f"""model: {{hidden: [64, 64]}}
+train: {{batch: 24, steps: 800}}
+{ADAMW}
+sync: {{replicas: 8}}
+compress: {{sparsify: topk, ratio: 0.05, min_elements: 100}}""", 800),
+    "dgc": ("""model: {hidden: [256, 192], dropout: 0.1}
+train: {batch: 48, steps: 500}
+optim: {kind: sgd, lr: 0.05, momentum: 0}
+sync: {replicas: 8}
+compress: {sparsify: topk_sampled, ratio: 0.02, momentum: 0.9, clip_norm: 1, warmup: 200}""", 500),
 }
+REPLICA_JOBS = ("local", "topk", "dgc")
+ROUND_STEPS = {"local": 4}  # steps that a job executes together; lines of metrics and of the ledger are for a round
 COMMON = """seed: 7
 data: {train: data.csv, test_fraction: 0.1}
-optim: {kind: adamw, lr: 0.003}
 eval: {every_epochs: never, every_steps: 100}
 parallel: {lanes: 8}
 checkpoint: {every_epochs: never, ledger: true}
@@ -144,7 +163,8 @@ class Plan:
         self.steps = JOBS[self.job][1]
         self.hosts = list(labs.HOSTS[:rng.choice((2, 3, 3))])
         self.workers = {host: rng.choice((1, 2)) for host in self.hosts}
-        self.zero = rng.choice((0, 0, 1, 1, 2, 3))
+        self.round_steps = ROUND_STEPS.get(self.job, 1)
+        self.zero = rng.choice((0, 1) if self.job in REPLICA_JOBS else (0, 0, 1, 1, 2, 3))
         self.mirror = self.zero > 0 and rng.random() < 0.5
         self.every = rng.choice(("never", "20", "60", "60"))
         self.early = rng.random() < 0.1  # the first fault does not wait for a step
@@ -171,6 +191,10 @@ class Plan:
             if fault.kind == "point" and fault.phase in ("checkpoint", "commit"):  # move it to a step with a checkpoint
                 every = int(self.every) if self.every != "never" else self.steps
                 fault.step = max(every, fault.step // every * every)
+            elif fault.kind == "point":  # processes reach points in the first step of a round
+                fault.step = (fault.step - 1) // self.round_steps * self.round_steps + 1
+                if fault.phase == "replica" and self.job not in REPLICA_JOBS:
+                    fault.phase = "backward"
         # A run cannot start on a full disk; this is correct behaviour, so the disk fills later.
         self.early = self.early and self.faults[0].kind != "disk"
 
@@ -479,8 +503,8 @@ class Run:
         directory = verdict.run_directory(self.runs)
         verdict.check_hash(self.args.tandem, directory, self.plan.steps, self.want)
         verdict.check_ledger(self.args.tandem, directory, self.plan.steps)
-        verdict.check_metrics(directory, self.plan.steps, may_miss=self.disk_was_full)
-        verdict.check_going_back(directory, self.drops)
+        verdict.check_metrics(directory, self.plan.steps, self.plan.round_steps, may_miss=self.disk_was_full)
+        verdict.check_going_back(directory, self.drops, self.plan.round_steps)
         crashes = self.crashes()
         if crashes:
             raise Failure(f"a process crashed: {crashes[0]}")
@@ -553,7 +577,7 @@ def one(plan, args, pool, jobs_directory, wants):
         lab.heal()
     finally:
         pool.put(lab)
-    again = sum(high - low for high, low in run.drops if low < high - 1)
+    again = sum(high - low for high, low in run.drops if low < high - plan.round_steps)
     return plan, wrong, time.monotonic() - begin, again
 
 

@@ -68,8 +68,9 @@ def read_lines(path):
     return [line for line in found if isinstance(line, dict)]
 
 
-def check_metrics(directory, steps, may_miss=False):
-    """Every step has one line of metrics (the job requests one per step), and no evaluation has two."""
+def check_metrics(directory, steps, round_steps=1, may_miss=False):
+    """Every step has one line of metrics (the job requests one per step), and no evaluation has two. If steps are
+    executed in rounds of `round_steps`, the last step of a round has the line."""
     kinds = collections.defaultdict(collections.Counter)
     for line in read_lines(os.path.join(directory, "metrics.jsonl")):
         kinds["test" if "test_loss" in line else "step"][line["step"]] += 1
@@ -77,7 +78,7 @@ def check_metrics(directory, steps, may_miss=False):
         twice = [step for step, count in counts.items() if count > 1]
         if twice:
             raise Failure(f"metrics.jsonl has duplicate {kind} lines for steps {twice[:9]}")
-    missing = [step for step in range(1, steps + 1) if step not in kinds["step"]]
+    missing = [step for step in range(round_steps, steps + 1, round_steps) if step not in kinds["step"]]
     if missing and not may_miss:
         raise Failure(f"metrics.jsonl has no line for {len(missing)} steps: {missing[:9]}")
 
@@ -91,15 +92,15 @@ def log_lines(directory):
     return sorted(found.values(), key=lambda line: line.get("time", 0))
 
 
-def check_going_back(directory, drops):
+def check_going_back(directory, drops, round_steps=1):
     """Every repetition of steps is logged. Each pair (high, low) of `drops` was observed in the ledger: its last line
-    was that of step `high`, and later that of step `low`. One step may be repeated without a log line: the one that
-    was in progress or whose lines were being written."""
+    was that of step `high`, and later that of step `low`. One step (one round of `round_steps`) may be repeated without
+    a log line: the one that was in progress or whose lines were being written."""
     lines = log_lines(directory)
     targets = [int(match.group(1)) for match in
                (GOES_BACK.search(line.get("message", "")) for line in lines) if match]
     for high, low in drops:
-        if low < high - 1 and not any(target <= low for target in targets):
+        if low < high - round_steps and not any(target <= low for target in targets):
             raise Failure(f"the ledger went back from step {high} to {low} without a log line")
     last, done = 0, collections.Counter()  # the last step of each kind of log line
     for line in lines:
@@ -109,7 +110,7 @@ def check_going_back(directory, drops):
         if back:
             last = int(back.group(1))
             done.clear()
-        elif on and int(on.group(1)) < last - 1:
+        elif on and int(on.group(1)) < last - round_steps:
             raise Failure(f"training resumed after step {on.group(1)} although step {last} was done, without "
                           f"a log line about it: {message}")
         elif on:
