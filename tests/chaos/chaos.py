@@ -69,8 +69,7 @@ optim: {kind: sgd, lr: 0.05, momentum: 0.9, clip_norm: 0.5}
 sync: {kind: server, mode: async, replicas: 8, compensation: 0.04}
 compress: {sparsify: topk, ratio: 0.1, min_elements: 100}""",
 }
-# Jobs that execute several steps as one round: all rounds that begin after a multiple of this number do so exactly.
-ROUND_STEPS = {"local": 5, "async": 5}
+ROUND_STEPS = 5  # a round of `local` has as many steps, and a round of `async` ends after each multiple of it
 REPLICA_JOBS = ("local", "dgc", "async")
 COMMON = f"""seed: 3
 train: {{batch: {BATCH}, steps: {STEPS}}}
@@ -149,12 +148,13 @@ class Plan:
         self.spare(only)
 
     def step_of_phase(self, phase, step):
-        """A step near `step` in which a process reaches the phase: one with a checkpoint, or the first one of a
-        round."""
+        """The number by which a process knows a step near `step` when it reaches the phase: that of a checkpoint, of
+        the round, or of the first step of a round."""
         if phase in ("checkpoint", "commit"):
             return max(5, step // 5 * 5)
-        steps = ROUND_STEPS.get(self.model, 1)
-        return (step - 1) // steps * steps + 1
+        if self.model == "local":
+            return (step - 1) // ROUND_STEPS + 1  # the number of the round
+        return (step - 1) // ROUND_STEPS * ROUND_STEPS + 1 if self.model == "async" else step
 
     def spare(self, only):
         """Replaces faults that would hit nothing or leave no process that can continue."""

@@ -191,8 +191,8 @@ class Plan:
             if fault.kind == "point" and fault.phase in ("checkpoint", "commit"):  # move it to a step with a checkpoint
                 every = int(self.every) if self.every != "never" else self.steps
                 fault.step = max(every, fault.step // every * every)
-            elif fault.kind == "point":  # processes reach points in the first step of a round
-                fault.step = (fault.step - 1) // self.round_steps * self.round_steps + 1
+            elif fault.kind == "point":  # processes know the number of the round
+                fault.step = (fault.step - 1) // self.round_steps + 1
                 if fault.phase == "replica" and self.job not in REPLICA_JOBS:
                     fault.phase = "backward"
         # A run cannot start on a full disk; this is correct behaviour, so the disk fills later.
