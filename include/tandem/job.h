@@ -149,6 +149,8 @@ typedef enum tdm_job_server_mode {
     TDM_JOB_SERVER_ASYNC,
     TDM_JOB_SERVER_STALE
 } tdm_job_server_mode;
+
+typedef enum tdm_job_order { TDM_JOB_ORDER_VIRTUAL, TDM_JOB_ORDER_RECORDED } tdm_job_order;
 typedef enum tdm_job_outer {
     TDM_JOB_OUTER_AVERAGE,
     TDM_JOB_OUTER_SGD,
@@ -387,6 +389,8 @@ typedef struct tdm_job {
         double jitter;           /* server: relative variation of the time of a gradient */
         double compensation;     /* server: of the delay; 0: off */
         bool staleness_lr;       /* server */
+        int order;               /* server: tdm_job_order */
+        const char *order_from;  /* server, recorded: a run, or its file of the order */
     } sync;
     struct {
         int sparsify; /* tdm_job_sparsify */
@@ -569,6 +573,7 @@ struct tdm_job_key {
     const char *word;        /* an int that may also be this word: "auto", "all", "never" */
     int64_t word_value;      /* the value of the word */
     const char *not_list;    /* advice in the message about an unexpected list */
+    bool or_directory;       /* a path of a file that may also be a directory */
     const char *choices;     /* "relu | gelu | tanh" */
     const char *excludes;    /* a key that cannot be given together with this one */
     const char *needs;       /* a key that must be given as well */

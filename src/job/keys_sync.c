@@ -18,6 +18,11 @@ bool tdm_job_is_async(const tdm_job *job)
     return job->sync.kind == TDM_JOB_SYNC_SERVER && job->sync.mode != TDM_JOB_SERVER_SYNC;
 }
 
+static bool has_other_order(const tdm_job *job)
+{
+    return tdm_job_is_async(job) && job->sync.order != TDM_JOB_ORDER_VIRTUAL;
+}
+
 static bool is_stale(const tdm_job *job)
 {
     return tdm_job_is_async(job) && job->sync.mode == TDM_JOB_SERVER_STALE;
@@ -173,9 +178,29 @@ const tdm_job_key tdm__sync_keys[] = {
             "With 'sync.kind: server': sync waits for all workers in each step, and gives the "
             "bits of all_reduce. async applies each gradient as it comes: a worker takes a batch, "
             "reads the model, and its gradient updates a model that other workers have changed "
-            "meanwhile. stale bounds that difference by 'sync.staleness'. The order of the "
-            "updates is drawn from a logical clock with the job's seed ('sync.speeds', "
-            "'sync.jitter'), so the result is the same on any number of ranks.",
+            "meanwhile. stale bounds that difference by 'sync.staleness'. 'sync.order' sets in "
+            "which order the updates are made.",
+    },
+    {
+        KEY("sync.order", CHOICE, sync.order),
+        .fallback = "virtual",
+        BITS_IF(has_other_order, "unless it is virtual"),
+        .choices = "virtual | recorded",
+        .also_called = "update_order schedule_of_updates",
+        .help =
+            "With 'sync.mode: async' and 'stale': the order of the updates. virtual draws it from "
+            "a logical clock with the job's seed ('sync.speeds', 'sync.jitter'), so the result is "
+            "the same on any number of ranks. recorded repeats the order of another run "
+            "('sync.order_from') bit for bit. Every run records its order in the file order.jsonl "
+            "of its directory.",
+    },
+    {
+        KEY("sync.order_from", PATH, sync.order_from),
+        .or_directory = true,
+        .also_called = "order_file replay_order",
+        .help = "With 'sync.order: recorded': the run whose order is repeated, or a copy of its "
+                "order.jsonl. It must have the same number of replicas, and at least as many "
+                "updates as this run makes.",
     },
     {
         KEY("sync.staleness", INT, sync.staleness),

@@ -211,6 +211,17 @@ static bool speeds_of_others(const tdm_job *job)
            job->sync.speeds.count != (size_t)job->sync.replicas;
 }
 
+static bool recorded_without_file(const tdm_job *job)
+{
+    return tdm_job_is_async(job) && job->sync.order == TDM_JOB_ORDER_RECORDED &&
+           !job->sync.order_from;
+}
+
+static bool file_without_recorded(const tdm_job *job)
+{
+    return job->sync.order_from && job->sync.order != TDM_JOB_ORDER_RECORDED;
+}
+
 static bool async_with_lamb(const tdm_job *job)
 {
     return tdm_job_is_async(job) && job->optim.kind == TDM_JOB_OPTIM_LAMB;
@@ -290,6 +301,17 @@ static const rule rules[] = {
         .keys = {"sync.speeds", "sync.replicas", "sync.kind", "sync.mode"},
         .is_broken = speeds_of_others,
         .message = "'sync.speeds' needs one number for each of the 'sync.replicas'",
+    },
+    {
+        .keys = {"sync.order", "sync.order_from", "sync.kind", "sync.mode"},
+        .is_broken = recorded_without_file,
+        .message = "'sync.order: recorded' requires 'sync.order_from', the run whose order of "
+                   "updates is repeated",
+    },
+    {
+        .keys = {"sync.order_from", "sync.order"},
+        .is_broken = file_without_recorded,
+        .message = "'sync.order_from' is for 'sync.order: recorded'; set that, or remove this key",
     },
     {
         .keys = {"optim.kind", "sync.kind", "sync.mode"},
@@ -540,7 +562,7 @@ static bool key_is_intended(tdm__loader *loader, size_t index, bool other_model)
     tdm_str shown = TDM_STR_INIT;
     tdm__value_show(key, loader->job, &shown);
     if (!tdm_str_ok(&shown)) loader->problems.no_memory = true;
-    bool is_default = strcmp(tdm_str_text(&shown), key->fallback) == 0;
+    bool is_default = key->fallback && strcmp(tdm_str_text(&shown), key->fallback) == 0;
     tdm_str_release(&shown);
     return !is_default;
 }
@@ -570,12 +592,13 @@ static void warn_of_sync(tdm__loader *loader)
     } groups[] = {
         {"sync.",
          "sync.kind sync.replicas sync.mode sync.staleness sync.speeds sync.jitter "
-         "sync.compensation sync.staleness_lr",
+         "sync.compensation sync.staleness_lr sync.order sync.order_from",
          tdm_job_is_local, "'sync.kind' is local"},
         {"sync.mode", "", is_server, "'sync.kind' is server"},
         {"sync.staleness", "", tdm_job_is_async, "'sync.mode' is async or stale"},
         {"sync.speeds", "", tdm_job_is_async, "'sync.mode' is async or stale"},
         {"sync.jitter", "", tdm_job_is_async, "'sync.mode' is async or stale"},
+        {"sync.order", "", tdm_job_is_async, "'sync.mode' is async or stale"},
         {"sync.compensation", "", tdm_job_is_async, "'sync.mode' is async or stale"},
         {"sync.replicas", "", tdm_job_has_replicas, "'sync.kind' is local or the job compresses"},
         {"compress.", "compress.sparsify compress.quantise", tdm_job_compresses,

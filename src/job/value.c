@@ -477,7 +477,8 @@ static bool store_path(const target *t, const tdm__yaml_node *node)
                          t->key->path);
         return false;
     }
-    if (!loader->no_file_checks && t->key->type == TDM_JOB_KEY_PATH && !tdm_path_is_file(path)) {
+    if (!loader->no_file_checks && t->key->type == TDM_JOB_KEY_PATH && !tdm_path_is_file(path) &&
+        !(t->key->or_directory && tdm_path_is_dir(path))) {
         report_missing_file(t, node, path);
         return false;
     }

@@ -355,17 +355,41 @@ void tdm_team_rank_of(const tdm_team *team, int rank, tdm_team_rank *out);
 
 /*
  * sync.kind server, modes async and stale. Workers are logical replicas. A worker reads the model and computes a
- * gradient, which then updates the model that other workers have changed meanwhile. Which worker makes which update is
- * drawn from a logical clock: the time of a gradient is a function of the seed, the worker and the number of its
- * gradient. So the order is a function of the job, and any number of ranks can execute it.
+ * gradient, which then updates the model that other workers have changed meanwhile. The order is data: an entry for each
+ * update says which worker makes it and which workers read the model after it, and any number of ranks can execute it.
+ *
+ * sync.order says where the order comes from. virtual draws it from a logical clock: the time of a gradient is a function
+ * of the seed, the worker and the number of its gradient. recorded repeats entries that another run has recorded.
  */
+
+/* What the workers do after some updates. Plain numbers only, so that it can be sent. */
+typedef struct tdm_order_state {
+    uint64_t next; /* the number of updates so far */
+    int64_t worker_count;
+    int64_t bound; /* sync.staleness; -1: none */
+    struct tdm_order_worker {
+        uint64_t count;   /* of its updates so far */
+        uint64_t read_at; /* number of updates in the model that it has read */
+        uint64_t waits;   /* 1: it has read no model since its last update */
+    } workers[TDM_ORDER_MAX_WORKERS];
+} tdm_order_state;
+
+/* Before the first update: all workers have read the initial model. TDM_ERR_JOB_INVALID: too many workers. */
+tdm_status tdm_order_state_init(const tdm_job *job, tdm_order_state *out, tdm_error *err);
+/* Whether the bound allows a worker that waits to read the model now. */
+bool tdm_order_may_read(const tdm_order_state *state, int64_t worker);
+/* Makes one update. TDM_ERR_FORMAT: the entry contradicts those before it, or the bound; `state` is unchanged. */
+tdm_status tdm_order_follow(tdm_order_state *state, const tdm_order_entry *entry, tdm_error *err);
+
 typedef struct tdm_order tdm_order;
 
 /* TDM_ERR_JOB_INVALID: sync.speeds does not have one number for each worker. */
 tdm_status tdm_order_create(const tdm_job *job, tdm_order **out, tdm_error *err);
 void tdm_order_destroy(tdm_order *order);
-/* The update `step`, from 0. Costs as many steps as there are since the last call; from the first one, if it is far
- * behind. Before update 0 all workers have read the initial model. */
+/* With sync.order recorded: appends the next entry of the recorded order. Fails as tdm_order_follow. */
+tdm_status tdm_order_add(tdm_order *order, const tdm_order_entry *entry, tdm_error *err);
+/* The update `step`, from 0; of a recorded order one that was added. A virtual order costs as many steps as there are
+ * since the last call; from the first one, if it is far behind. */
 tdm_order_entry tdm_order_at(tdm_order *order, uint64_t step);
 /* The number of updates from `step` on, at most `max`, whose workers have read the model before `step`: their gradients
  * can be computed at the same time. */
@@ -392,6 +416,9 @@ typedef struct tdm_recovery {
     bool finished;
     double lr; /* learning rate of that step */
     tdm_step_result result;
+    /* sync.kind server: the last updates, of which the first one is that of step `step` - update_count */
+    uint32_t update_count;
+    tdm_order_entry updates[TDM_ORDER_MAX_WORKERS];
     uint64_t snapshot_order; /* of the latest snapshot; 0: none */
     unsigned char snapshot[TDM_SNAPSHOT_BYTES];
     int recovered_pieces; /* optimiser pieces rolled back or completed for lost ranks, on this node */

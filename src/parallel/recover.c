@@ -458,6 +458,11 @@ static tdm_status goal_reach(tdm_params *store, const tdm__standing *all, const 
                                         .requests = begun.requests,
                                         .tally = begun.tally,
                                         .straggler = -1};
+        if (out->finished && begun.update_count <= TDM_ORDER_MAX_WORKERS) {
+            out->update_count = begun.update_count;
+            for (uint32_t i = 0; i < begun.update_count; i++)
+                out->updates[i] = begun.updates[i].entry;
+        }
     }
 
     TDM_TRY(tdm__recover_reshard(store, all, goal, &out->found, err));

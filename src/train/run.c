@@ -14,6 +14,7 @@
 #include "os/os.h"
 #include "train/internal.h"
 #include "train/ledger.h"
+#include "train/order_file.h"
 
 #include <tandem/cluster.h>
 
@@ -367,8 +368,8 @@ static tdm_status refuse_link(tdm__run *run, const char *dir, const char *name, 
 /* Checks a run before it is resumed: another user may have placed links in it. */
 static tdm_status refuse_links(tdm__run *run, tdm_error *err)
 {
-    static const char *const names[] = {"job.yaml", LOG_NAME, METRICS_NAME, TDM__LEDGER_NAME,
-                                        "lock"};
+    static const char *const names[] = {"job.yaml",       LOG_NAME,        METRICS_NAME,
+                                        TDM__LEDGER_NAME, TDM__ORDER_NAME, "lock"};
     const char *const *entries = NULL;
     size_t count = 0;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)

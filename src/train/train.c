@@ -310,8 +310,7 @@ void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, uint64_t st
                                         .count = t->position.samples - before.samples,
                                         .digest = result->tally,
                                         .steps = steps};
-    if (t->ledger.recent)
-        t->ledger.recent[t->ledger.line.step % TDM__LEDGER_RECENT] = t->ledger.line;
+    tdm__lines_remember(&tdm__ledger_format, t->ledger.recent, &t->ledger.line);
     if (t->state.inner) t->state.rounds++;
     double lr = step_lr(t, t->position.step - 1);
     atomic_store_explicit(&t->run.step, t->position.step, memory_order_relaxed);
@@ -436,7 +435,7 @@ void tdm__put_log_lines(tdm__trainer *t)
 tdm_status tdm__after_step(tdm__trainer *t, unsigned requests, tdm_error *err)
 {
     bool last = t->position.step == t->schedule.step_count;
-    if (t->leads) tdm__ledger_put(&t->ledger.file, &t->ledger.line);
+    if (t->leads) tdm__lines_put(&t->ledger.file, &t->ledger.line);
     TDM_TRY(tdm__save_handle_finished(t, err));
     if (is_line_due(t)) put_step_metrics(t);
     tdm__tell(t, TDM_TRAIN_EVENT_STEP);
@@ -571,6 +570,7 @@ tdm_status tdm_train(const tdm_job *job, const tdm_train_options *options, tdm_t
                       .leads = tdm__rank_of(options->comm) == 0,
                       .clock = {.begin_s = tdm_clock_s()},
                       .ledger = {.file = {.fd = -1}},
+                      .order_file = {.fd = -1},
                       .run = {.lock_fd = -1, .log_fd = -1, .metrics_fd = -1}};
 
     tdm_train_result result = {.steps = 0};

@@ -184,9 +184,9 @@ tdm_status tdm__open_run(tdm__trainer *t, const char *path, bool joins, tdm_erro
 
 tdm_status tdm__open_ledger(tdm__trainer *t, uint64_t step, tdm_error *err)
 {
-    tdm__ledger_close(&t->ledger.file);
+    tdm__lines_close(&t->ledger.file);
     if (!t->leads || !t->job->checkpoint.ledger) return TDM_OK;
-    return tdm__ledger_open(t->run.path, step, &t->ledger.file, err);
+    return tdm__lines_open(t->run.path, &tdm__ledger_format, step, &t->ledger.file, err);
 }
 
 /* ---- the process ------------------------------------------------------------------------------- */
@@ -233,13 +233,13 @@ void tdm__end(tdm__trainer *t)
     if (t->run_open) tdm__run_release(&t->run);
     tdm__saver_destroy(t->saves.saver);
     tdm__snapshot_pool_destroy(t->saves.pool);
-    tdm__ledger_close(&t->ledger.file);
+    tdm__lines_close(&t->ledger.file);
     free(t->ledger.recent);
     tdm_prefetch_destroy(t->prefetch);
     tdm_predictor_destroy(t->predictor);
     tdm_team_destroy(t->team);
     tdm_plan_cache_destroy(t->plan_cache);
-    tdm_order_destroy(t->order);
+    tdm__order_release(t);
     tdm__state_release(&t->state);
     tdm__train_schedule_release(&t->schedule);
     tdm_str_release(&t->job_yaml);

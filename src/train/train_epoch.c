@@ -94,8 +94,7 @@ static void snapshot_load(tdm__trainer *t, const trainer_snapshot *m)
     s->step_skipped = m->step_skipped != 0;
     s->skipped = tdm__skipped_of(t);
     t->ledger.line = m->line;
-    if (t->ledger.recent && m->line.step > 0)
-        t->ledger.recent[m->line.step % TDM__LEDGER_RECENT] = m->line;
+    if (m->line.step > 0) tdm__lines_remember(&tdm__ledger_format, t->ledger.recent, &m->line);
     if (!t->session.has_entered) { /* this process joined after the session began */
         t->clock.step_seconds = m->step_seconds;
         t->clock.first_sample = m->first_sample;
@@ -402,7 +401,7 @@ static tdm_status state_from_disk(tdm__trainer *t, tdm_error *err)
 /* Warns about completed steps without a ledger line. */
 static void ledger_warn_of_gap(const tdm__trainer *t, uint64_t step)
 {
-    uint64_t last = t->ledger.file.last_step;
+    uint64_t last = t->ledger.file.last_number;
     if (t->ledger.file.fd < 0 || last == 0 || last >= step) return;
     tdm__say(t, TDM_LOG_WARN, "the ledger has no lines for steps %llu to %llu",
              (unsigned long long)last + 1, (unsigned long long)step);
@@ -421,10 +420,11 @@ static tdm_status run_files_repair(tdm__trainer *t, bool from_memory, tdm_error 
         TDM_TRY(tdm__run_write_job(&t->run, t->job, err));
     }
     TDM_TRY(tdm__open_ledger(t, step, err));
-    if (step > 0) tdm__ledger_fill(&t->ledger.file, t->ledger.recent, from_memory ? before : step);
+    TDM_TRY(tdm__order_open(t, step, err));
+    if (step > 0) tdm__lines_fill(&t->ledger.file, t->ledger.recent, from_memory ? before : step);
     ledger_warn_of_gap(t, from_memory ? before : step);
     if (!from_memory || step == 0) return TDM_OK;
-    tdm__ledger_put(&t->ledger.file, &t->ledger.line);
+    tdm__lines_put(&t->ledger.file, &t->ledger.line);
     if (t->phase != TDM__TRAIN_STEPPED) tdm__put_log_lines(t);
     return TDM_OK;
 }
@@ -559,7 +559,7 @@ static tdm_status trainer_prepare_for_epochs(tdm__trainer *t, tdm_error *err)
 {
     bool has_ledger = t->job->checkpoint.ledger;
     t->plan_cache = tdm_plan_cache_create();
-    if (has_ledger) t->ledger.recent = calloc(TDM__LEDGER_RECENT, sizeof(*t->ledger.recent));
+    if (has_ledger) t->ledger.recent = calloc(TDM__LINES_RECENT, sizeof(*t->ledger.recent));
     if (!t->plan_cache || (has_ledger && !t->ledger.recent))
         return tdm_fail_oom(err, "in training");
     return TDM_OK;
@@ -576,7 +576,7 @@ static tdm_status trainer_prepare(tdm__trainer *t, tdm_error *err)
     tdm__note_data(t);
     if (t->options->member) TDM_TRY(trainer_prepare_for_epochs(t, err));
     TDM_TRY(tdm__state_prepare(&t->schedule.model, TDM__STATE_FOR_TRAINING, &t->state, err));
-    if (tdm_job_is_async(t->job)) TDM_TRY(tdm_order_create(t->job, &t->order, err));
+    TDM_TRY(tdm__order_prepare(t, err));
     const tdm_member_options *m = t->options->membership;
     return m ? tdm_kv_open(&m->kv, &t->session.kv, err) : TDM_OK;
 }
@@ -596,6 +596,7 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
     tdm__home home = {t->options->shm, m ? m->slot : 0, t->session.epoch};
     TDM_TRY(tdm__same_settings(t->comm, t->job, resume != NULL, err));
     TDM_TRY(tdm__train_schedule_compare(&t->schedule, t->comm, err));
+    TDM_TRY(tdm__order_compare(t, err));
     TDM_TRY(tdm__same_numerics(t->comm, t->job, err));
     TDM_TRY(
         tdm__share_cpus(t->comm, t->job, t->session.epoch == 1, &t->schedule.model.threads, err));

@@ -72,11 +72,12 @@ tdm_status tdm__make_saver(tdm__trainer *t, tdm_error *err)
     return tdm__saver_create(&o, &t->saves.saver, err);
 }
 
-/* A step must not change blocks that a save has not copied yet. */
+/* A step must not change blocks that a save has not copied yet, nor make updates that are not recorded. */
 void tdm__before_update(void *user)
 {
     tdm__trainer *t = user;
     if (t->saves.saver) tdm__saver_hold(t->saves.saver);
+    tdm__order_put_round(t);
 }
 
 /* Answers the request for this checkpoint in the store. If this epoch may not write it any more, the
@@ -221,7 +222,8 @@ tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err)
     tdm_status status = what.path ? TDM_OK : tdm_fail_oom(err, "in training");
     TDM_TRY(tdm_comm_agree(t->comm, status, NULL, err));
     tdm_os_test_point(&(tdm_test_point){"checkpoint", t->position.step, tdm__rank_of(t->comm), 0});
-    if (t->leads) tdm__ledger_sync(&t->ledger.file);
+    if (t->leads) tdm__lines_sync(&t->ledger.file);
+    if (t->leads) tdm__lines_sync(&t->order_file);
 
     t->saves.begun_s = tdm_clock_s();
     t->requests.is_pending = false;

@@ -3,7 +3,7 @@
  *
  * train_epoch.c: the loop over membership epochs, from start to end. train.c: steps and the work due after them.
  * train_begin.c: preparation in a world. train_save.c: checkpoints.
- * train_schedule.c: samples and learning rate of a step.
+ * train_schedule.c: samples and learning rate of a step. train_order.c: the order of asynchronous updates.
  *
  * With sync.kind local, replicas of the model train alone for a round of steps and are then averaged. The loop executes
  * a round as it executes one step otherwise: the position advances by all its steps at once, and metrics, evaluations,
@@ -14,6 +14,7 @@
 
 #include "train/internal.h"
 #include "train/ledger.h"
+#include "train/order_file.h"
 #include "train/retry.h"
 #include "train/saver.h"
 #include "train/watch.h"
@@ -96,10 +97,10 @@ typedef struct tdm__trainer_clock {
 
 /* Rank 0 writes the ledger; every rank has the line of the last step. */
 typedef struct tdm__trainer_ledger {
-    tdm__ledger file;
+    tdm__lines file;
     uint64_t tally; /* digest of the samples this rank read in the current step */
     tdm__ledger_line line;
-    tdm__ledger_recent *recent; /* in sessions; else NULL */
+    tdm__ledger_line *recent; /* in sessions, a ring (lines.h); else NULL */
 } tdm__trainer_ledger;
 
 /* Membership epochs (train_epoch.c). */
@@ -135,6 +136,7 @@ typedef struct tdm__trainer {
     tdm_team *team;
     tdm_order *order; /* sync.kind server: of the updates; NULL: none */
     tdm_order_entry order_entries[TDM_ORDER_MAX_WORKERS]; /* of the current round */
+    char order_hash[TDM_SHA256_HEX];                      /* of the entries of sync.order_from */
     uint64_t round_steps; /* of the current step, or round of steps */
     int64_t *indices;     /* of the samples of a lane */
     tdm__watch watch;
@@ -150,6 +152,7 @@ typedef struct tdm__trainer {
     tdm_train_result *result;
     tdm__trainer_clock clock;
     tdm__trainer_ledger ledger;
+    tdm__lines order_file; /* rank 0: of the order of updates */
     tdm__trainer_saves saves;
     tdm__trainer_requests requests;
     tdm__trainer_session session;
@@ -205,6 +208,18 @@ tdm_status tdm__retry_await(const tdm__trainer *t, const tdm__retry *retry, tdm_
                             bool *again, tdm_error *err);
 /* Ensures that the current state is in a checkpoint; fails after at most checkpoint.retry_s. */
 tdm_status tdm__save_end(tdm__trainer *t, tdm_error *err);
+
+/* ---- the order of asynchronous updates (train_order.c) ----------------------------------------- */
+
+/* These do nothing unless sync.kind is server. Once in a process: reads a recorded order. */
+tdm_status tdm__order_prepare(tdm__trainer *t, tdm_error *err);
+void tdm__order_release(tdm__trainer *t);
+/* TDM_ERR_JOB_MISMATCH: ranks have read different recorded orders. Collective. */
+tdm_status tdm__order_compare(tdm__trainer *t, tdm_error *err);
+/* Opens the run's record of the order to continue after `step` updates. Rank 0. */
+tdm_status tdm__order_open(tdm__trainer *t, uint64_t step, tdm_error *err);
+/* Records the updates of the current round. Rank 0. */
+void tdm__order_put_round(tdm__trainer *t);
 
 /* ---- preparation (train_begin.c) ---------------------------------------------------------------- */
 

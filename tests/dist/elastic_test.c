@@ -11,6 +11,7 @@
  */
 #include "check.h"
 #include "kv/kv.h"
+#include "train/order_file.h"
 
 #include <tandem/elastic.h>
 #include <tandem/os.h>
@@ -374,6 +375,27 @@ static void check_metrics(const char *run, int round)
     if (file) fclose(file);
 }
 
+static tdm_status order_entry_follow(void *user, const tdm_order_entry *entry, tdm_error *err)
+{
+    return tdm_order_follow(user, entry, err);
+}
+
+/* The order of all updates is recorded, without a gap. */
+static void check_order(const tdm_job *job, const char *run, uint64_t steps)
+{
+    char path[600];
+    uint64_t count = 0;
+    tdm_order_state state;
+    tdm_error err = {0};
+    snprintf(path, sizeof(path), "%s/%s", run, TDM__ORDER_NAME);
+    CHECK_INT(tdm_order_state_init(job, &state, &err), TDM_OK);
+    CHECK_INT(tdm__order_read(path, state.worker_count, UINT64_MAX, order_entry_follow, &state,
+                              &count, &err),
+              TDM_OK);
+    CHECK_TEXT(err.message, "");
+    CHECK_INT(count, steps);
+}
+
 static void check_run(const world *w, const char *run)
 {
     tdm_job_document *document = load(w->model, w->zero, w->every);
@@ -382,6 +404,8 @@ static void check_run(const world *w, const char *run)
     CHECK_INT(tdm_ledger_check(tdm_job_document_job(document), run, &report, &err), TDM_OK);
     CHECK_INT(report.problem_count, 0);
     check_metrics(run, w->model->round);
+    if (tdm_job_document_job(document)->sync.kind == TDM_JOB_SYNC_SERVER)
+        check_order(tdm_job_document_job(document), run, report.last_step);
     tdm_job_document_destroy(document);
 }
 

@@ -409,6 +409,12 @@ const bad_job bad_jobs[] = {
      "job.yaml:2:35: 'sync.kind: server' has at most 64 replicas; reduce 'sync.replicas'\n"},
     {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async, replicas: 4, speeds: [1, 2]}\n"),
      NO_SET, "job.yaml:2:48: 'sync.speeds' needs one number for each of the 'sync.replicas'\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async, order: recorded}\n"), NO_SET,
+     "job.yaml:2:35: 'sync.order: recorded' requires 'sync.order_from', the run whose order of "
+     "updates is repeated\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async, order_from: x.csv}\n"), NO_SET,
+     "job.yaml:2:35: 'sync.order_from' is for 'sync.order: recorded'; set that, or remove this "
+     "key\n"},
     {JOB("data: {train: x.csv}\nsync: {kind: server, mode: stale}\noptim: {kind: lamb}\n"), NO_SET,
      "job.yaml:3:9: lamb needs the norms of whole tensors after each update, which 'sync.kind: "
      "server' does not compute; choose another optimiser\n"},

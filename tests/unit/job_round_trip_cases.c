@@ -224,6 +224,9 @@ static void random_replicas(tdm_job *job)
         job->compress.feedback = true;
         if (job->optim.kind == TDM_JOB_OPTIM_SGD) job->optim.momentum = 0;
     }
+    if (job->sync.order != TDM_JOB_ORDER_RECORDED) job->sync.order_from = NULL;
+    if (job->sync.order == TDM_JOB_ORDER_RECORDED && !job->sync.order_from)
+        job->sync.order = TDM_JOB_ORDER_VIRTUAL;
     if (!async && !compresses && !local) return;
     job->parallel.zero %= 2;
     job->parallel.reduce = TDM_JOB_REDUCE_TREE;

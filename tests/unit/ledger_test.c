@@ -43,16 +43,16 @@ static tdm__ledger_line line_of(uint64_t step)
 
 static void put_steps(uint64_t from, uint64_t first, uint64_t last)
 {
-    tdm__ledger ledger;
+    tdm__lines ledger;
     tdm_error err = {0};
-    CHECK_INT(tdm__ledger_open(run, from, &ledger, &err), TDM_OK);
+    CHECK_INT(tdm__lines_open(run, &tdm__ledger_format, from, &ledger, &err), TDM_OK);
     for (uint64_t step = first; step <= last; step++) {
         tdm__ledger_line line = line_of(step);
-        tdm__ledger_put(&ledger, &line);
+        tdm__lines_put(&ledger, &line);
     }
     CHECK(ledger.complete);
-    tdm__ledger_sync(&ledger);
-    tdm__ledger_close(&ledger);
+    tdm__lines_sync(&ledger);
+    tdm__lines_close(&ledger);
 }
 
 static tdm_ledger_report check_ledger(void)
@@ -147,14 +147,14 @@ static void a_torn_line_does_not_count(void)
 /* A rank of an old epoch has the old file open. */
 static void old_writers_write_elsewhere(void)
 {
-    tdm__ledger old;
+    tdm__lines old;
     put_steps(0, 1, 4);
-    CHECK_INT(tdm__ledger_open(run, 4, &old, NULL), TDM_OK);
+    CHECK_INT(tdm__lines_open(run, &tdm__ledger_format, 4, &old, NULL), TDM_OK);
     put_steps(4, 5, 6);
     tdm__ledger_line line = line_of(5);
     line.digest++;
-    tdm__ledger_put(&old, &line);
-    tdm__ledger_close(&old);
+    tdm__lines_put(&old, &line);
+    tdm__lines_close(&old);
     tdm_ledger_report r = check_ledger();
     CHECK_INT(r.problem_count, 0);
     CHECK_INT(r.last_step, 6);
@@ -163,24 +163,24 @@ static void old_writers_write_elsewhere(void)
 /* Lines that a full disk rejected were in the memory of the previous rank 0. */
 static void missing_lines_are_restored_from_memory(void)
 {
-    tdm__ledger ledger;
-    tdm__ledger_recent *recent = calloc(TDM__LEDGER_RECENT, sizeof(*recent));
+    tdm__lines ledger;
+    tdm__ledger_line *recent = calloc(TDM__LINES_RECENT, sizeof(*recent));
     CHECK(recent);
     for (uint64_t step = 3; step <= STEPS && recent; step++) recent[step] = line_of(step);
     put_steps(0, 1, 4);
-    CHECK_INT(tdm__ledger_open(run, STEPS, &ledger, NULL), TDM_OK);
-    tdm__ledger_fill(&ledger, recent, STEPS);
-    CHECK_INT(ledger.last_step, STEPS);
-    tdm__ledger_close(&ledger);
+    CHECK_INT(tdm__lines_open(run, &tdm__ledger_format, STEPS, &ledger, NULL), TDM_OK);
+    tdm__lines_fill(&ledger, recent, STEPS);
+    CHECK_INT(ledger.last_number, STEPS);
+    tdm__lines_close(&ledger);
     tdm_ledger_report r = check_ledger();
     CHECK_INT(r.problem_count, 0);
     CHECK_INT(r.last_step, STEPS);
 
     put_steps(0, 1, 1); /* it does not have step 2, which stays a gap */
-    CHECK_INT(tdm__ledger_open(run, STEPS, &ledger, NULL), TDM_OK);
-    tdm__ledger_fill(&ledger, recent, STEPS);
-    tdm__ledger_fill(&ledger, NULL, STEPS);
-    tdm__ledger_close(&ledger);
+    CHECK_INT(tdm__lines_open(run, &tdm__ledger_format, STEPS, &ledger, NULL), TDM_OK);
+    tdm__lines_fill(&ledger, recent, STEPS);
+    tdm__lines_fill(&ledger, NULL, STEPS);
+    tdm__lines_close(&ledger);
     CHECK_INT(check_ledger().problem_count, 1);
     free(recent);
 }
@@ -234,9 +234,9 @@ static void missing_and_repeated_steps_are_named(void)
 static void other_samples_are_found(void)
 {
     for (int kind = 0; kind < 3; kind++) {
-        tdm__ledger ledger;
+        tdm__lines ledger;
         put_steps(0, 1, 4);
-        CHECK_INT(tdm__ledger_open(run, 4, &ledger, NULL), TDM_OK);
+        CHECK_INT(tdm__lines_open(run, &tdm__ledger_format, 4, &ledger, NULL), TDM_OK);
         tdm__ledger_line line = line_of(5);
         tdm_position at = {.epoch = 1};
         uint64_t first = tdm__ledger_mix(1,
@@ -246,8 +246,8 @@ static void other_samples_are_found(void)
         if (kind == 0) line.digest -= first;
         if (kind == 1) line.digest += second - first;
         if (kind == 2) line.digest += second;
-        tdm__ledger_put(&ledger, &line);
-        tdm__ledger_close(&ledger);
+        tdm__lines_put(&ledger, &line);
+        tdm__lines_close(&ledger);
         expect_problem("step 5 trained samples other than 0 to 13 of epoch 1", 1);
     }
 }
@@ -329,17 +329,18 @@ static void a_full_disk_is_reported_once(void)
 {
     int warnings = 0, full = open("/dev/full", O_WRONLY | O_CLOEXEC);
     if (full < 0) return;
-    tdm__ledger ledger = {.fd = full, .complete = true, .path = "ledger"};
+    tdm__lines ledger = {
+        .format = &tdm__ledger_format, .fd = full, .complete = true, .path = "ledger"};
     tdm__ledger_line line = line_of(1);
     CHECK_INT(tdm_log_add_sink(on_log, &warnings, TDM_LOG_WARN), TDM_OK);
-    tdm__ledger_put(&ledger, &line);
+    tdm__lines_put(&ledger, &line);
     line = line_of(2);
-    tdm__ledger_put(&ledger, &line);
-    tdm__ledger_put(&ledger, &line);
+    tdm__lines_put(&ledger, &line);
+    tdm__lines_put(&ledger, &line);
     CHECK(ledger.complete); /* nothing is lost yet */
     CHECK_INT(ledger.waiting_count, 2);
     CHECK_INT(warnings, 1);
-    tdm__ledger_close(&ledger);
+    tdm__lines_close(&ledger);
     tdm_log_remove_sink(on_log, &warnings);
     CHECK_INT(warnings, 2); /* now they are lost */
 }
@@ -348,23 +349,23 @@ static void a_full_disk_is_reported_once(void)
 static void a_temporary_error_leaves_no_gap(void)
 {
     int warnings = 0, full = open("/dev/full", O_WRONLY | O_CLOEXEC);
-    tdm__ledger ledger;
+    tdm__lines ledger;
     tdm_error err = {0};
     if (full < 0) return;
     remove(ledger_path);
-    CHECK_INT(tdm__ledger_open(run, 0, &ledger, &err), TDM_OK);
+    CHECK_INT(tdm__lines_open(run, &tdm__ledger_format, 0, &ledger, &err), TDM_OK);
     CHECK_INT(tdm_log_add_sink(on_log, &warnings, TDM_LOG_WARN), TDM_OK);
     int good = ledger.fd;
     for (uint64_t step = 1; step <= schedule.step_count; step++) {
         tdm__ledger_line line = line_of(step);
         ledger.fd = step >= 3 && step < 8 ? full : good;
-        tdm__ledger_put(&ledger, &line);
+        tdm__lines_put(&ledger, &line);
     }
-    tdm__ledger_sync(&ledger);
+    tdm__lines_sync(&ledger);
     tdm_log_remove_sink(on_log, &warnings);
     CHECK(ledger.complete);
     CHECK_INT(warnings, 1);
-    tdm__ledger_close(&ledger);
+    tdm__lines_close(&ledger);
     close(full);
     CHECK_INT(check_ledger().problem_count, 0);
 }
@@ -374,24 +375,24 @@ static void a_temporary_error_leaves_no_gap(void)
 static void a_failed_sync_leaves_no_gap(void)
 {
     int warnings = 0, ends[2];
-    tdm__ledger ledger;
+    tdm__lines ledger;
     tdm_error err = {0};
     if (pipe(ends) != 0) return;
     remove(ledger_path);
-    CHECK_INT(tdm__ledger_open(run, 0, &ledger, &err), TDM_OK);
+    CHECK_INT(tdm__lines_open(run, &tdm__ledger_format, 0, &ledger, &err), TDM_OK);
     CHECK_INT(tdm_log_add_sink(on_log, &warnings, TDM_LOG_WARN), TDM_OK);
     int good = ledger.fd;
     for (uint64_t step = 1; step <= schedule.step_count; step++) {
         tdm__ledger_line line = line_of(step);
         ledger.fd = step >= 3 && step < 8 ? ends[1] : good;
-        tdm__ledger_put(&ledger, &line);
-        if (step % 2 == 0) tdm__ledger_sync(&ledger);
+        tdm__lines_put(&ledger, &line);
+        if (step % 2 == 0) tdm__lines_sync(&ledger);
     }
     tdm_log_remove_sink(on_log, &warnings);
     CHECK(ledger.complete);
     CHECK_INT(warnings, 1);
     CHECK_INT(ledger.waiting_count, 0); /* the last line is synced as well */
-    tdm__ledger_close(&ledger);
+    tdm__lines_close(&ledger);
     close(ends[0]);
     close(ends[1]);
     CHECK_INT(check_ledger().problem_count, 0);

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# `sync.order`: every run with asynchronous updates records their order, and a recorded order is repeated bit for
+# bit, on any number of ranks and after failures. order_file_test.c tests which files are rejected.
+# shellcheck source=tests/cli/lib.sh
+source tests/cli/lib.sh
+# shellcheck source=tests/cli/train_lib.sh
+source "$source_root/tests/cli/train_lib.sh"
+make_data 300 data.csv
+make_job job.yaml
+printf 'sync: {kind: server, mode: async, replicas: 4, jitter: 0.5}\n' >>job.yaml
+common=(--set run.dir=runs --set data.test_fraction=0.2 --set checkpoint.every_steps=5)
+
+# trains N [ARGUMENT...]: sets run and hash.
+trains() {
+    local ranks=$1
+    shift
+    assert_exit 0 "$TANDEM" train job.yaml -q --json -n "$ranks" "${common[@]}" "$@"
+    hash=$(hash_in "$out")
+    run=$(json_value run <<<"$out")
+    [ -n "$hash" ] || fail "no hash in $out"
+}
+
+trains 1
+first=$run want=$hash
+recorded=(--set sync.order=recorded --set "sync.order_from=$first")
+
+test_every_run_records_its_order() {
+    assert_equal "$(wc -l <"$first/order.jsonl")" "$(grep -c . "$first/order.jsonl")" "lines"
+    assert_equal "$(sed -n 's/^{"update":\([0-9]*\),.*"of":4,.*/\1/p' "$first/order.jsonl" | tr '\n' ' ')" \
+        "$(seq -s ' ' 1 "$(wc -l <"$first/order.jsonl")") " "the numbers of the updates"
+    trains 3
+    assert_same_files "$run/order.jsonl" "$first/order.jsonl" "the order of three ranks"
+}
+
+test_a_recorded_order_gives_the_same_bits() {
+    local ranks
+    for ranks in 1 2 4; do
+        # Another seed of the clock's speeds must not matter.
+        trains "$ranks" "${recorded[@]}" --set 'sync.speeds=[1, 2, 3, 4]'
+        assert_equal "$hash" "$want" "the hash with a recorded order on $ranks ranks"
+        assert_same_files "$run/order.jsonl" "$first/order.jsonl" "the order that was repeated"
+    done
+}
+
+# An order that was not drawn by this job's clock.
+test_an_order_of_another_clock() {
+    trains 2 --set 'sync.speeds=[9, 9, 9, 2]'
+    [ "$hash" != "$want" ] || fail "other speeds give the same bits"
+    local other=$run other_hash=$hash
+    trains 1 --set sync.order=recorded --set "sync.order_from=$other/order.jsonl"
+    assert_equal "$hash" "$other_hash" "the hash with the order of another clock"
+}
+
+test_a_rank_dies() {
+    local phase
+    for phase in replica:rank=0 reduce:rank=0 update publish:rank=0; do
+        rm -f hit
+        export TANDEM_TEST_KILL="$phase:step=9:file=$PWD/hit"
+        trains 3 "${recorded[@]}"
+        unset TANDEM_TEST_KILL
+        [ -e hit ] || fail "no rank died in $phase"
+        assert_equal "$hash" "$want" "the hash after a kill in $phase"
+        assert_same_files "$run/order.jsonl" "$first/order.jsonl" "the order after a kill in $phase"
+    done
+}
+
+test_a_run_resumes_in_its_order() {
+    trains 2 --set train.epochs=2 "${recorded[@]}"
+    assert_exit 0 "$TANDEM" train --resume "$run" -q --json -n 3 --set train.epochs=3
+    assert_equal "$(hash_in "$out")" "$want" "the hash after resuming"
+    assert_same_files "$run/order.jsonl" "$first/order.jsonl" "the order after resuming"
+    # A run whose order is lost or damaged gets it again from the clock, or from the file.
+    trains 2 --set train.epochs=2
+    sed -i '3d' "$run/order.jsonl"
+    assert_exit 0 "$TANDEM" train --resume "$run" -q --json -n 1 --set train.epochs=3
+    assert_equal "$(hash_in "$out")" "$want" "the hash after resuming with a gap"
+    assert_same_files "$run/order.jsonl" "$first/order.jsonl" "the order that was drawn again"
+}
+
+test_a_run_resumes_in_no_other_order() {
+    trains 2 --set 'sync.speeds=[9, 9, 9, 2]'
+    local other=$run
+    trains 2 --set train.epochs=2 "${recorded[@]}"
+    assert_exit 4 "$TANDEM" train --resume "$run" -q --set train.epochs=3 --set "sync.order_from=$other"
+    assert_contains "$err" "in another order than that of sync.order_from; use the file with which the run began"
+}
+
+test_orders_that_do_not_fit() {
+    assert_exit 1 "$TANDEM" train job.yaml -q "${common[@]}" "${recorded[@]}" --set train.epochs=9
+    assert_contains "$err" "order.jsonl: the order ends after update"
+    assert_exit 1 "$TANDEM" train job.yaml -q "${common[@]}" "${recorded[@]}" --set sync.replicas=8
+    assert_contains "$err" "the order is that of 4 replicas, but the job has 8; set sync.replicas to 4"
+    mkdir -p none
+    assert_exit 1 "$TANDEM" train job.yaml -q "${common[@]}" --set sync.order=recorded --set sync.order_from=none
+    assert_contains "$err" "there is no order.jsonl"
+}
+
+run_tests "$@"
