@@ -128,13 +128,14 @@ class Bench:
         sys.exit(0 if all(r["ok"] for r in self.rows) else 1)
 
 
-def options_of(words, parts, out):
-    """Parses the command line: which parts (default: all), and how."""
+def options_of(words, parts, out, add=lambda parser: None):
+    """Parses the command line: which parts (default: all), and how; `add` adds options of the benchmark."""
     p = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--quick", action="store_true", help="one short round: to see that all of it works")
     p.add_argument("--only", metavar="PART,...", help="these parts alone, of: " + ", ".join(parts))
     p.add_argument("--out", default=os.path.join(ROOT, "build", out))
     p.add_argument("--tandem", default=os.path.join(ROOT, "build", "release", "tandem"))
+    add(p)
     options = p.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: stopped"))  # what it started ends with it
     options.tandem = os.path.abspath(options.tandem)
