@@ -215,10 +215,12 @@ tdm_status tdm__compress_encode(tdm__compress *compress, int64_t replica, float 
     }
 
     char *payload = (char *)compress->sent.data + compress->sent_bytes;
+    /* Of several updates in order, each has its own step: how they are divided into steps affects no bit. */
+    uint64_t step = team->in.order ? team->key_step : team->in.step;
     tdm_codec_key key = {.seed = team->options.seed,
-                         .step = team->in.step,
+                         .step = step,
                          .replica = (uint32_t)replica,
-                         .ratio = compress_ratio_at(compress, team->in.step)};
+                         .ratio = compress_ratio_at(compress, step)};
     TDM_TRY(tdm_codec_encode(compress->codec, &key, sum, (const float *const *)before, after,
                              payload, &bytes, err));
     compress->sizes[replica] = bytes;

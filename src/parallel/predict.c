@@ -10,6 +10,7 @@
 #include "job/job.h"
 #include "parallel/parallel.h"
 #include "parallel/prefetch_schedule.h"
+#include "parallel/replicas.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -239,6 +240,7 @@ static tdm_status prediction_prepare(prediction *p, tdm_error *err)
 tdm_status tdm_ranks_memory_of(const tdm_ranks_memory_options *options, tdm_ranks_memory *out,
                                tdm_error *err)
 {
+    TDM_TRY(tdm__replicas_check(options->job, err));
     if (options->rank_count < 1 || options->rank_count > options->lane_count)
         return tdm_fail(err, TDM_ERR_JOB_INVALID,
                         "%d ranks cannot share %lld lanes: use at most %lld ranks, or set "

@@ -55,11 +55,6 @@ tdm_status tdm__replica_run_create(tdm_team *team, tdm_error *err)
 {
     tdm__replicas *replicas = tdm__params_replicas(team->options.store);
     if (!replicas) return TDM_OK;
-    if (replicas->count > team->options.lane_count)
-        return tdm_fail(err, TDM_ERR_JOB_INVALID,
-                        "sync.replicas is %lld, but the job has %lld lanes, and each replica needs "
-                        "one; reduce it, or set parallel.lanes higher",
-                        (long long)replicas->count, (long long)team->options.lane_count);
     tdm__replica_run *run = calloc(1, sizeof(*run));
     if (!run) return tdm_fail_oom(err, "for the replicas");
     team->replicas = run;

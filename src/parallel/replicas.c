@@ -27,10 +27,23 @@ int64_t tdm_tree_lanes_of(const tdm_job *job)
     return tdm_lanes_of(job) * (tdm_job_is_async(job) ? tdm_replicas_of(job) : 1);
 }
 
+tdm_status tdm__replicas_check(const tdm_job *job, tdm_error *err)
+{
+    int64_t replicas = tdm_replicas_of(job), lanes = tdm_tree_lanes_of(job);
+    if (replicas <= lanes) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_JOB_INVALID,
+                    "sync.replicas is %lld, but each replica needs a lane, and parallel.lanes is "
+                    "%lld%s; set parallel.lanes to %lld or sync.replicas to %lld",
+                    (long long)replicas, (long long)lanes,
+                    job->parallel.lanes > 0 ? "" : " for a batch of this size", (long long)replicas,
+                    (long long)lanes);
+}
+
 tdm_rank_limit tdm_rank_limit_of(const tdm_job *job)
 {
     int64_t replicas = tdm_replicas_of(job);
-    if (replicas > 0) return (tdm_rank_limit){replicas, "replicas", "sync.replicas"};
+    if (replicas > 0 && replicas <= tdm_tree_lanes_of(job))
+        return (tdm_rank_limit){replicas, "replicas", "sync.replicas"};
     return (tdm_rank_limit){tdm_lanes_of(job), "lanes", "parallel.lanes"};
 }
 

@@ -538,7 +538,7 @@ static tdm_status team_check_options(const tdm_team_options *o, tdm_error *err)
             "%d ranks cannot share %lld lanes: each executes at least one; use between 1 and %lld "
             "ranks, or set parallel.lanes higher (which changes the result)",
             size, (long long)o->lane_count, (long long)o->lane_count);
-    return TDM_OK;
+    return tdm__replicas_check(o->model.job, err);
 }
 
 static tdm_status team_prepare(tdm_team *team, tdm_error *err)
