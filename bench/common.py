@@ -194,12 +194,13 @@ class Together:
 
 
 class Hosts:
-    """Network namespaces on a bridge, with links of 1 Gbit/s in both directions; they need root."""
+    """Network namespaces on a bridge, with links of 1 Gbit/s, or another rate, in both directions; they need root."""
 
     RATE = 1e9 / 8
 
-    def __init__(self, count):
+    def __init__(self, count, mbit=1000):
         self.count = count
+        self.mbit = mbit
         self.tag = "tdmb" + secrets.token_hex(2)
         self.names = [f"{self.tag}h{i}" for i in range(count)]
 
@@ -210,7 +211,7 @@ class Hosts:
         return ["ip", "netns", "exec", name, *words]
 
     def shape(self, name, device):
-        self.sh(*self.inside(name, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", "1gbit",
+        self.sh(*self.inside(name, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{self.mbit}mbit",
                              "burst", "128kb", "latency", "10ms"))
 
     def make(self):
