@@ -195,7 +195,7 @@ static result measure_lowrank(int rank, const blocks *b, const settings *s)
         tdm_codec_lowrank_back(codec, b->states[0], p, q);
         tdm_codec_lowrank_residual(codec, b->states[0], p, q, 1, b->states[0]);
         double middle_s = thread_s();
-        tdm_codec_lowrank_reconstruct(codec, p, q, b->out);
+        tdm_codec_lowrank_reconstruct(codec, p, q, 0, SIZE_MAX, b->out);
         double end_s = thread_s();
         if (middle_s - begin_s < best.encode_s) best.encode_s = middle_s - begin_s;
         if (end_s - middle_s < best.decode_s) best.decode_s = end_s - middle_s;

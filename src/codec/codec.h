@@ -172,9 +172,10 @@ tdm_status tdm_codec_lowrank_project(tdm_codec *codec, float *grad, const float 
 void tdm_codec_lowrank_orthogonalise(const tdm_codec *codec, float *p);
 /* `q` must not be the array that the step began with if other replicas still need that. */
 void tdm_codec_lowrank_back(const tdm_codec *codec, const float *m, const float *p, float *q);
-/* Writes every number of every tensor. */
+/* Writes the numbers of the tensors in the range [begin, end) of the block `out`, and those of the rows that are partly
+ * in it. (0, SIZE_MAX) is everything. */
 void tdm_codec_lowrank_reconstruct(const tdm_codec *codec, const float *p, const float *q,
-                                   float *out);
+                                   size_t begin, size_t end, float *out);
 /* The new residual of a replica: M - weight P Q^T, and 0 for dense tensors. `residual` may be `m`. */
 void tdm_codec_lowrank_residual(const tdm_codec *codec, const float *m, const float *p,
                                 const float *q, double weight, float *residual);

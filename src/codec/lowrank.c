@@ -210,19 +210,31 @@ static void range_reconstruct(const void *args, int64_t begin, int64_t end)
                              w->cols);
 }
 
+static void reconstruct_tensor(const tdm_codec *codec, size_t tensor, const float *p,
+                               const float *q, size_t begin, size_t end, float *out)
+{
+    const tdm__codec_matrix *matrix = &codec->matrices[tensor];
+    size_t at = codec->tensors[tensor].offset, width = matrix->is_lowrank ? matrix->cols : 1;
+    size_t first = begin > at ? (begin - at) / width : 0;
+    size_t last = (tdm__codec_min(end - at, codec->tensors[tensor].elements) + width - 1) / width;
+    work w = work_of(codec, tensor);
+    w.p = p + matrix->p + first;
+    w.q = q + matrix->q;
+    w.out = out + at + first * width;
+    if (matrix->is_lowrank)
+        tdm_kernel_spread((int64_t)(last - first), (int64_t)w.cols * w.rank, range_reconstruct, &w);
+    else /* no number becomes -0, as in a product: so adding 0 changes none */
+        for (size_t i = 0; i < last - first; i++) w.out[i] = w.p[i] + 0.0f;
+}
+
 void tdm_codec_lowrank_reconstruct(const tdm_codec *codec, const float *p, const float *q,
-                                   float *out)
+                                   size_t begin, size_t end, float *out)
 {
     tdm_kernel_mode mode = tdm__codec_enter();
     for (size_t i = 0; i < codec->count; i++) {
-        work w = work_of(codec, i);
-        w.p = p + codec->matrices[i].p;
-        w.q = q + codec->matrices[i].q;
-        w.out = out + codec->tensors[i].offset;
-        if (tdm_codec_lowrank_has(codec, i))
-            tdm_kernel_spread((int64_t)w.rows, (int64_t)w.cols * w.rank, range_reconstruct, &w);
-        else if (w.elements > 0)
-            memcpy(w.out, w.p, w.elements * sizeof(*w.out));
+        const tdm_codec_tensor *t = &codec->tensors[i];
+        if (t->elements > 0 && t->offset < end && t->offset + t->elements > begin)
+            reconstruct_tensor(codec, i, p, q, begin, end, out);
     }
     tdm_kernel_leave(&mode);
 }

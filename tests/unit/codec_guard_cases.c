@@ -101,7 +101,7 @@ static void check_factors(const guards *g, int level, size_t rows, size_t cols)
         CHECK_TEXT(err.message, "");
     tdm_codec_lowrank_orthogonalise(codec, p);
     tdm_codec_lowrank_back(codec, m, p, q);
-    tdm_codec_lowrank_reconstruct(codec, p, q, out);
+    tdm_codec_lowrank_reconstruct(codec, p, q, 0, SIZE_MAX, out);
     tdm_codec_lowrank_residual(codec, m, p, q, 1, m);
     tdm_codec_destroy(codec);
 }

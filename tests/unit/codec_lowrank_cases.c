@@ -75,7 +75,7 @@ static void team_step(team *t, uint64_t step)
     for (int r = 0; r < REPLICAS; r++)
         tdm_codec_lowrank_back(t->codec, t->residual[r], t->p[0], t->q_part[r]);
     for (size_t i = 0; i < t->q_count; i++) t->q[i] = t->q_part[0][i] + t->q_part[1][i];
-    tdm_codec_lowrank_reconstruct(t->codec, t->p[0], t->q, t->out);
+    tdm_codec_lowrank_reconstruct(t->codec, t->p[0], t->q, 0, SIZE_MAX, t->out);
     for (int r = 0; r < REPLICAS; r++)
         tdm_codec_lowrank_residual(t->codec, t->residual[r], t->p[0], t->q, 1.0 / REPLICAS,
                                    t->residual[r]);
@@ -104,6 +104,25 @@ static void small_tensors_stay_dense(void)
         TDM_ERR_UNSUPPORTED);
     CHECK_INT(tdm_codec_decode(t.codec, t.out, 64, t.out, NULL), TDM_ERR_UNSUPPORTED);
     CHECK_INT(tdm_codec_max_bytes(t.codec), 0);
+    team_release(&t);
+}
+
+/* The parts of the sum that ranks reconstruct are those of the whole. */
+static void parts_are_those_of_the_whole(void)
+{
+    team t;
+    team_init(&t, &with_feedback);
+    team_step(&t, 0);
+    float *part = team_block(EXTENT);
+    for (size_t begin = 0; begin < EXTENT; begin += 37) {
+        size_t end = begin + 37 < EXTENT ? begin + 37 : EXTENT;
+        memset(part, 0, EXTENT * sizeof(*part));
+        tdm_codec_lowrank_reconstruct(t.codec, t.p[0], t.q, begin, end, part);
+        CHECK(memcmp(part + begin, t.out + begin, (end - begin) * sizeof(*part)) == 0);
+        for (size_t i = 0; i < EXTENT; i++) /* at most a row more at each side */
+            if (i + COLS < begin || i >= end + COLS) CHECK(part[i] == 0);
+    }
+    free(part);
     team_release(&t);
 }
 
@@ -240,6 +259,7 @@ static void bad_numbers_are_named(void)
 
 static const check_test tests[] = {
     CHECK_TEST(small_tensors_stay_dense),
+    CHECK_TEST(parts_are_those_of_the_whole),
     CHECK_TEST(columns_become_orthonormal),
     CHECK_TEST(low_rank_matrices_are_exact),
     CHECK_TEST(sums_are_conserved),
