@@ -404,6 +404,9 @@ typedef struct tdm_job {
         double clip_norm; /* 0: off */
         int64_t warmup;   /* steps */
         int64_t min_elements;
+        int64_t rank;       /* PowerSGD; 0: off */
+        double min_rate;    /* PowerSGD: matrices that shrink less are sent as they are */
+        int64_t start_step; /* the first one that compresses */
     } compress;
     struct {
         int backend;     /* tdm_job_backend */

@@ -19,6 +19,7 @@ bool tdm_job_is_local(const tdm_job *job);
  * sync). */
 bool tdm_job_is_async(const tdm_job *job);
 bool tdm_job_compresses(const tdm_job *job);
+bool tdm_job_factors(const tdm_job *job); /* by PowerSGD (compress.rank) */
 bool tdm_job_has_replicas(const tdm_job *job);
 /* The name of a tdm_job_layer_kind in a job, such as "conv". */
 const char *tdm_job_layer_name(int kind);

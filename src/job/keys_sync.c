@@ -31,7 +31,12 @@ static bool is_stale(const tdm_job *job)
 bool tdm_job_compresses(const tdm_job *job)
 {
     return job->compress.sparsify != TDM_JOB_SPARSIFY_NONE ||
-           job->compress.quantise != TDM_JOB_QUANTISE_NONE;
+           job->compress.quantise != TDM_JOB_QUANTISE_NONE || tdm_job_factors(job);
+}
+
+bool tdm_job_factors(const tdm_job *job)
+{
+    return job->compress.rank > 0;
 }
 
 bool tdm_job_has_replicas(const tdm_job *job)
@@ -64,6 +69,11 @@ static bool keeps_ratio(const tdm_job *job)
 static bool has_threshold(const tdm_job *job)
 {
     return job->compress.sparsify == TDM_JOB_SPARSIFY_THRESHOLD;
+}
+
+static bool begins_later(const tdm_job *job)
+{
+    return tdm_job_compresses(job) && job->compress.start_step > 0;
 }
 
 static bool is_qsgd(const tdm_job *job)
@@ -355,6 +365,36 @@ const tdm_job_key tdm__sync_keys[] = {
         IF_COMPRESSED,
         RANGE(1, TDM__MAX_JOB_INT),
         .help = "Tensors with fewer elements are sent as they are.",
+    },
+    {
+        KEY("compress.rank", INT, compress.rank),
+        .fallback = "0",
+        BITS_IF(tdm_job_factors, "if it is above 0"),
+        RANGE(0, 256),
+        .also_called = "powersgd matrix_approximation_rank low_rank",
+        .help =
+            "PowerSGD: the gradient of each matrix is replaced by the product of two factors with "
+            "this number of columns. Replicas add the factors, so the product is that of their "
+            "sum. It excludes 'compress.sparsify', 'compress.quantise' and 'compress.momentum', "
+            "and needs 'compress.feedback'. 0 disables it.",
+    },
+    {
+        KEY("compress.min_rate", REAL, compress.min_rate),
+        .fallback = "2",
+        BITS_IF(tdm_job_factors, "if 'compress.rank' is above 0"),
+        RANGE(1, INFINITY),
+        .also_called = "min_compression_rate",
+        .help = "With 'compress.rank': a matrix is sent as it is unless its factors are this many "
+                "times smaller.",
+    },
+    {
+        KEY("compress.start_step", INT, compress.start_step),
+        .fallback = "0",
+        BITS_IF(begins_later, "if it is above 0 and the job compresses"),
+        RANGE(0, TDM__MAX_JOB_INT),
+        .also_called = "start_powerSGD_iter start_compression",
+        .help = "Before this step (with 'sync.kind: local', before this average) nothing is "
+                "compressed. Early in training gradients change fastest.",
     },
 };
 

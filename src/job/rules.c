@@ -15,7 +15,7 @@
 #include "job/job.h"
 
 typedef struct rule {
-    const char *keys[4]; /* that it reads; the problem is reported at the first that was given */
+    const char *keys[5]; /* that it reads; the problem is reported at the first that was given */
     bool (*is_broken)(const tdm_job *job);
     const char *message;
 } rule;
@@ -254,7 +254,42 @@ static bool momentum_without_sparsify(const tdm_job *job)
            tdm_job_compresses(job);
 }
 
+static bool factors_with_codec(const tdm_job *job)
+{
+    return tdm_job_factors(job) && (job->compress.sparsify != TDM_JOB_SPARSIFY_NONE ||
+                                    job->compress.quantise != TDM_JOB_QUANTISE_NONE);
+}
+
+static bool factors_without_feedback(const tdm_job *job)
+{
+    return tdm_job_factors(job) && !job->compress.feedback;
+}
+
+static bool factors_in_order(const tdm_job *job)
+{
+    return tdm_job_factors(job) && tdm_job_is_async(job);
+}
+
 static const rule rules[] = {
+    {
+        .keys = {"compress.rank", "compress.sparsify", "compress.quantise"},
+        .is_broken = factors_with_codec,
+        .message = "'compress.rank' (PowerSGD) sends sums of factors, which cannot be sparse or "
+                   "quantised; remove it, or 'compress.sparsify' and 'compress.quantise'",
+    },
+    {
+        .keys = {"compress.feedback", "compress.rank"},
+        .is_broken = factors_without_feedback,
+        .message = "'compress.rank' (PowerSGD) without error feedback would never send most "
+                   "directions of a gradient; set 'compress.feedback' to true",
+    },
+    {
+        .keys = {"compress.rank", "sync.kind", "sync.mode"},
+        .is_broken = factors_in_order,
+        .message = "'compress.rank' (PowerSGD) adds the gradients of all replicas, but "
+                   "'sync.kind: server' applies them one by one; use 'compress.sparsify' or "
+                   "'compress.quantise'",
+    },
     {
         .keys = {"sync.replicas", "parallel.lanes", "sync.kind"},
         .is_broken = more_replicas_than_lanes,
@@ -270,24 +305,27 @@ static const rule rules[] = {
             "or 1",
     },
     {
-        .keys = {"compress.sparsify", "compress.quantise", "parallel.zero"},
+        .keys = {"compress.sparsify", "compress.quantise", "compress.rank", "parallel.zero"},
         .is_broken = compressed_with_shards,
         .message = "'compress' needs whole gradients; set 'parallel.zero' to 0 or 1",
     },
     {
-        .keys = {"parallel.reduce", "sync.kind", "compress.sparsify", "compress.quantise"},
+        .keys = {"parallel.reduce", "sync.kind", "compress.sparsify", "compress.quantise",
+                 "compress.rank"},
         .is_broken = replicas_with_other_reduce,
         .message = "replicas ('sync.kind: local' and 'compress') are added by the tree; set "
                    "'parallel.reduce' to tree",
     },
     {
-        .keys = {"parallel.sync_batchnorm", "sync.kind", "compress.sparsify", "compress.quantise"},
+        .keys = {"parallel.sync_batchnorm", "sync.kind", "compress.sparsify", "compress.quantise",
+                 "compress.rank"},
         .is_broken = replicas_with_sync_batchnorm,
         .message = "'parallel.sync_batchnorm' needs all lanes in step, but replicas ('sync.kind: "
                    "local' and 'compress') run one after the other; remove one of the two",
     },
     {
-        .keys = {"parallel.offload", "sync.kind", "compress.sparsify", "compress.quantise"},
+        .keys = {"parallel.offload", "sync.kind", "compress.sparsify", "compress.quantise",
+                 "compress.rank"},
         .is_broken = replicas_with_offload,
         .message = "the state of replicas ('sync.kind: local' and 'compress') is kept in memory; "
                    "remove 'parallel.offload'",
@@ -601,8 +639,9 @@ static void warn_of_sync(tdm__loader *loader)
         {"sync.order", "", tdm_job_is_async, "'sync.mode' is async or stale"},
         {"sync.compensation", "", tdm_job_is_async, "'sync.mode' is async or stale"},
         {"sync.replicas", "", tdm_job_has_replicas, "'sync.kind' is local or the job compresses"},
-        {"compress.", "compress.sparsify compress.quantise", tdm_job_compresses,
-         "'compress.sparsify' or 'compress.quantise' is set"},
+        {"compress.", "compress.sparsify compress.quantise compress.rank compress.min_rate",
+         tdm_job_compresses, "'compress.sparsify', 'compress.quantise' or 'compress.rank' is set"},
+        {"compress.min_rate", "", tdm_job_factors, "'compress.rank' is set"},
     };
     for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++) {
         if (groups[g].is_used(loader->job)) continue;

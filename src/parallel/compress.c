@@ -6,9 +6,9 @@
  */
 #include "parallel/compress.h"
 #include "base/base.h"
-#include "codec/codec.h"
 #include "comm/comm.h"
 #include "job/job.h"
+#include "parallel/factors.h"
 #include "tensor/kernel.h"
 
 #include <math.h>
@@ -22,6 +22,7 @@ struct tdm__compress {
     tdm_team *team;
     tdm__replicas *replicas;
     tdm_codec *codec;
+    tdm__factors *factors; /* NULL: contributions are payloads */
     int first_array;
     int64_t warmup;
     double ratio;
@@ -69,6 +70,8 @@ static tdm_codec_options options_of(const tdm_job *job)
                                .momentum = job->compress.momentum,
                                .mask = job->compress.mask && job->compress.momentum > 0,
                                .clip_norm = job->compress.clip_norm,
+                               .rank = (int)job->compress.rank,
+                               .min_rate = tdm_job_factors(job) ? job->compress.min_rate : 0,
                                .min_elements = (size_t)job->compress.min_elements};
 }
 
@@ -92,23 +95,49 @@ static double compress_ratio_at(const tdm__compress *compress, uint64_t step)
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
-/* The trained tensors of the graph, as the codec names them. */
-static tdm_status compress_list_tensors(tdm__compress *compress, tdm_error *err)
+/* The codec of a job, for the trained tensors of a graph. */
+static tdm_status codec_of(const tdm_job *job, const tdm_graph *graph, tdm_codec **out,
+                           tdm_codec_tensor **tensors, size_t *tensor_count, tdm_error *err)
 {
-    const tdm_graph *graph = compress->team->graphs[0].graph;
-    size_t count = tdm_graph_param_count(graph);
-    compress->tensors = calloc(count + 1, sizeof(*compress->tensors));
-    if (!compress->tensors) return tdm_fail_oom(err, "for the compression");
-    for (size_t i = 0; i < count; i++) {
+    size_t params = tdm_graph_param_count(graph), count = 0;
+    tdm_codec_options options = options_of(job);
+    *tensors = calloc(params + 1, sizeof(**tensors));
+    if (!*tensors) return tdm_fail_oom(err, "for the compression");
+    for (size_t i = 0; i < params; i++) {
         const tdm_param_info *p = tdm_graph_param_at(graph, i);
         if (!p->trained) continue;
-        compress->tensors[compress->tensor_count++] = (tdm_codec_tensor){
-            .name = p->name,
-            .offset = p->offset,
-            .elements = p->elements,
-            .rows = p->shape.rank > 1 ? (size_t)p->shape.dim[0] : 0};
+        (*tensors)[count++] = (tdm_codec_tensor){.name = p->name,
+                                                 .offset = p->offset,
+                                                 .elements = p->elements,
+                                                 .rows = p->shape.rank > 1 ? (size_t)p->shape.dim[0]
+                                                                           : 0};
     }
-    return TDM_OK;
+    *tensor_count = count;
+    tdm_error why = {0};
+    tdm_status status = tdm_codec_create(&options, *tensors, count, out, &why);
+    if (status == TDM_ERR_INVALID)
+        return tdm_fail(err, TDM_ERR_JOB_INVALID, "%s: %s",
+                        tdm_job_factors(job) ? "compress.rank" : "compress", why.message);
+    if (status != TDM_OK && err) *err = why;
+    return status;
+}
+
+tdm_status tdm_compress_sizes_of(const tdm_job *job, const tdm_graph *graph,
+                                 tdm_compress_sizes *out, tdm_error *err)
+{
+    tdm_codec *codec = NULL;
+    tdm_codec_tensor *tensors = NULL;
+    size_t count;
+    *out = (tdm_compress_sizes){0};
+    if (!tdm_job_compresses(job)) return TDM_OK;
+    tdm_status status = codec_of(job, graph, &codec, &tensors, &count, err);
+    if (status == TDM_OK)
+        *out = (tdm_compress_sizes){.payload_bytes = tdm_codec_max_bytes_at(codec, 0),
+                                    .first_factor = tdm_codec_lowrank_p_elements(codec),
+                                    .second_factor = tdm_codec_lowrank_q_elements(codec)};
+    tdm_codec_destroy(codec);
+    free(tensors);
+    return status;
 }
 
 static tdm_status compress_make_memory(tdm__compress *compress, tdm_error *err)
@@ -150,12 +179,13 @@ tdm_status tdm__compress_create(tdm_team *team, tdm__replicas *replicas, int fir
     compress->first_array = first_array;
     compress->warmup = team->job->compress.warmup;
     compress->ratio = team->job->compress.ratio;
-    tdm_codec_options options = options_of(team->job);
-    tdm_status status = compress_list_tensors(compress, err);
+    tdm_status status = codec_of(team->job, team->graphs[0].graph, &compress->codec,
+                                 &compress->tensors, &compress->tensor_count, err);
     if (status == TDM_OK)
-        status = tdm_codec_create(&options, compress->tensors, compress->tensor_count,
-                                  &compress->codec, err);
-    if (status == TDM_OK) status = compress_make_memory(compress, err);
+        status = tdm_job_factors(team->job)
+                     ? tdm__factors_create(team, replicas, compress->codec, first_array,
+                                           &compress->factors, err)
+                     : compress_make_memory(compress, err);
     if (status != TDM_OK) {
         tdm__compress_destroy(compress);
         return status;
@@ -167,6 +197,7 @@ tdm_status tdm__compress_create(tdm_team *team, tdm__replicas *replicas, int fir
 void tdm__compress_destroy(tdm__compress *compress)
 {
     if (!compress) return;
+    tdm__factors_destroy(compress->factors);
     tdm_codec_destroy(compress->codec);
     tdm_pages_unmap(&compress->sent);
     tdm_pages_unmap(&compress->received);
@@ -181,8 +212,23 @@ void tdm__compress_destroy(tdm__compress *compress)
 
 /* ---- encoding -------------------------------------------------------------------------------- */
 
+bool tdm__compress_is_active(const tdm__compress *compress)
+{
+    const tdm_team *team = compress->team;
+    return !team->visit && team->in.step >= (uint64_t)team->job->compress.start_step;
+}
+
+bool tdm__compress_sums_first(const tdm__compress *compress)
+{
+    return compress->factors && tdm__compress_is_active(compress);
+}
+
 void tdm__compress_begin(tdm__compress *compress)
 {
+    if (compress->factors) {
+        if (tdm__compress_is_active(compress)) tdm__factors_begin(compress->factors);
+        return;
+    }
     compress->sent_bytes = 0;
     compress->is_finite = true;
     memset(compress->sizes, 0, (size_t)compress->replicas->count * sizeof(*compress->sizes));
@@ -208,11 +254,12 @@ tdm_status tdm__compress_encode(tdm__compress *compress, int64_t replica, float 
     size_t bytes = 0;
     replica_states(compress, replica, version, before);
     replica_states(compress, replica, 1 - version, after);
-    if (!sum) {
+    if (!sum || !tdm__compress_is_active(compress)) {
         for (int k = 0; k < tdm_codec_state_count(compress->codec); k++)
             memcpy(after[k], before[k], compress->replicas->elements * sizeof(float));
         return TDM_OK;
     }
+    if (compress->factors) return tdm__factors_project(compress->factors, replica, sum, err);
 
     char *payload = (char *)compress->sent.data + compress->sent_bytes;
     /* Of several updates in order, each has its own step: how they are divided into steps affects no bit. */
@@ -235,7 +282,10 @@ tdm_status tdm__compress_encode(tdm__compress *compress, int64_t replica, float 
 
 void tdm__compress_fail(tdm__compress *compress, int64_t replica)
 {
-    compress->sizes[replica] = PAYLOAD_NONFINITE;
+    if (compress->factors)
+        tdm__factors_fail(compress->factors, replica);
+    else
+        compress->sizes[replica] = PAYLOAD_NONFINITE;
 }
 
 /* ---- the exchange ----------------------------------------------------------------------------- */
@@ -364,7 +414,13 @@ static tdm_status compress_sum_statistics(tdm__compress *compress, tdm_error *er
 tdm_status tdm__compress_exchange(tdm__compress *compress, tdm_error *err)
 {
     tdm_team *team = compress->team;
+    TDM_TRY(tdm__params_serve(team->options.store, err)); /* this rank may have had no rows */
     double begin = tdm_clock_s();
+    if (compress->factors) {
+        if (team->buckets) TDM_TRY(compress_sum_statistics(compress, err));
+        team->wait_seconds += tdm_clock_s() - begin;
+        return tdm__factors_finish(compress->factors, err);
+    }
     TDM_TRY(payloads_gather(compress, err));
     TDM_TRY(compress_sum_statistics(compress, err));
     team->wait_seconds += tdm_clock_s() - begin;

@@ -5,7 +5,7 @@
  * is the decoded payload, wherever they are: so a result does not depend on how replicas are placed on ranks and hosts.
  * If all ranks are on one node, a rank decodes its own payloads in place, and sums are added in shared memory as
  * without compression. Otherwise the ranks exchange the payloads, and each rank decodes those parts of all of them that
- * it updates, and adds them by the tree.
+ * it updates, and adds them by the tree. With PowerSGD there are no payloads, but sums of factors (factors.h).
  */
 #ifndef TANDEM_PARALLEL_COMPRESS_H
 #define TANDEM_PARALLEL_COMPRESS_H
@@ -21,6 +21,12 @@ tdm_status tdm__compress_create(tdm_team *team, tdm__replicas *replicas, int fir
                                 tdm__compress **out, tdm_error *err);
 void tdm__compress_destroy(tdm__compress *compress);
 
+/* Whether this step compresses (compress.start_step); one that does not keeps the states as they are. */
+bool tdm__compress_is_active(const tdm__compress *compress);
+/* Whether the states after the step, and what replicas contribute, are known only after tdm__compress_exchange, which is
+ * then called in any case. Until then, contributions are undefined except for their statistics, and the versions of the
+ * replicas stay incomplete. */
+bool tdm__compress_sums_first(const tdm__compress *compress);
 /* This rank begins a step. */
 void tdm__compress_begin(tdm__compress *compress);
 /* Encodes the contribution of a replica, which is finite, and writes the states of the version that is not current; NULL:
@@ -30,8 +36,8 @@ tdm_status tdm__compress_encode(tdm__compress *compress, int64_t replica, float 
                                 tdm_error *err);
 /* The contribution of this replica has a number that is not finite: so has the sum, on all ranks. */
 void tdm__compress_fail(tdm__compress *compress, int64_t replica);
-/* With messages: exchanges the payloads of this step, and writes the sums of what this rank updates to team->summed.
- * Collective. */
+/* With messages: exchanges the payloads of this step, and writes the sums of what this rank updates to team->summed. With
+ * tdm__compress_sums_first also without messages. Collective. */
 tdm_status tdm__compress_exchange(tdm__compress *compress, tdm_error *err);
 
 #endif

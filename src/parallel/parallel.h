@@ -100,6 +100,15 @@ int64_t tdm_tree_lanes_of(const tdm_job *job);
 /* The arrays that each replica keeps for the job's compression: their number, and their names in checkpoints. */
 enum { TDM_MAX_COMPRESS_ARRAYS = 2 };
 int tdm_compress_arrays(const tdm_job *job, const char *names[TDM_MAX_COMPRESS_ARRAYS]);
+/* The sizes of what a replica sends; 0: it does not send this. */
+typedef struct tdm_compress_sizes {
+    size_t payload_bytes; /* at most, after the warm-up of the ratio */
+    size_t first_factor,
+        second_factor; /* PowerSGD, in elements; with the tensors that stay dense */
+} tdm_compress_sizes;
+/* TDM_ERR_JOB_INVALID: the settings do not fit the model, such as a rank with which no matrix becomes smaller. */
+tdm_status tdm_compress_sizes_of(const tdm_job *job, const tdm_graph *graph,
+                                 tdm_compress_sizes *out, tdm_error *err);
 
 typedef struct tdm_params_options {
     const tdm_graph *graph;   /* defines the layout; borrowed */
@@ -119,6 +128,7 @@ typedef struct tdm_params_options {
      * node's memory its arrays are. */
     int64_t replica_count;
     int replica_arrays;
+    size_t replica_tail; /* elements behind those of the graph, in each array */
     /* The statistics of a step replace those of the model; else the model's follow them with their momentum. */
     bool takes_statistics;
     /* The first array of a replica is the model that it has read, and an update changes the arrays of single replicas

@@ -93,10 +93,11 @@ static tdm_status replica_move(tdm_params *store, int block, tdm_extent range, c
     float *array = tdm__replica_block(store->replicas, block, &replica);
     if (!array)
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "the parameter store has no block %d", block);
-    if (range.first > layout->elements || range.count > layout->elements - range.first)
+    size_t elements = store->replicas->elements;
+    if (range.first > elements || range.count > elements - range.first)
         return tdm_fail(err, TDM_ERR_RANGE,
                         "elements %zu + %zu are outside of the block of %zu elements", range.first,
-                        range.count, layout->elements);
+                        range.count, elements);
     array += range.first;
     if (layout->node_count == 1) {
         if (out && !writes) memcpy(out, array, range.count * sizeof(float));
@@ -220,7 +221,7 @@ static tdm_status replica_find_bad(const tdm_params *store, int block, size_t *o
     size_t found = SIZE_MAX;
     const float *array = tdm__replica_block(store->replicas, block, &replica);
     bool mine = array && tdm__replica_home(store, replica) == store->layout->place;
-    for (size_t i = 0; mine && i < store->layout->elements && found == SIZE_MAX; i++)
+    for (size_t i = 0; mine && i < store->replicas->elements && found == SIZE_MAX; i++)
         if (!isfinite(array[i])) found = i;
     return element_agree(store->layout, found, out, err);
 }

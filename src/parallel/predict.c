@@ -96,9 +96,24 @@ static void prediction_count_state(const prediction *p, tdm_ranks_memory *out)
     if (p->options->job->parallel.offload) out->file_bytes = out->state_bytes;
 }
 
+/* What the compression of a step needs: payloads and what is decoded from them, or factors and their sums. */
+static uint64_t prediction_compress_bytes(const prediction *p, const tdm_compress_sizes *sizes,
+                                          uint64_t replicas, uint64_t node_replicas)
+{
+    uint64_t ranks = (uint64_t)p->node_ranks, payload = sizes->payload_bytes;
+    uint64_t first = sizes->first_factor * sizeof(float);
+    uint64_t second = sizes->second_factor * sizeof(float);
+    uint64_t factors = node_replicas * (first + second) + ranks * (first + 2 * second);
+    if (payload == 0 || p->options->node_count == 1) return factors + ranks * payload;
+    uint64_t decoded = p->options->zero == 0 ? p->trained_bytes
+                                             : prediction_shares(p, p->trained_bytes);
+    return node_replicas * payload + ranks * replicas * payload + replicas * decoded;
+}
+
 /* What replicas keep, in two versions, and the copy of the model that a rank trains. The states of the optimiser are then
  * those of the replicas, beside the momentum of an outer one. */
-static void prediction_count_replicas(const prediction *p, tdm_ranks_memory *out)
+static tdm_status prediction_count_replicas(const prediction *p, tdm_ranks_memory *out,
+                                            tdm_error *err)
 {
     const tdm_job *job = p->options->job;
     const char *names[TDM_MAX_COMPRESS_ARRAYS];
@@ -108,17 +123,21 @@ static void prediction_count_replicas(const prediction *p, tdm_ranks_memory *out
                                         p->options->node_count);
     uint64_t arrays = (uint64_t)tdm_compress_arrays(job, names) + ordered;
     uint64_t block = p->trained_bytes + p->tail_bytes;
-    if (replicas == 0) return;
+    if (replicas == 0) return TDM_OK;
+    tdm_compress_sizes sizes;
+    TDM_TRY(tdm_compress_sizes_of(job, p->options->graph, &sizes, err));
+    out->gradient_bytes += prediction_compress_bytes(p, &sizes, (uint64_t)replicas, node_replicas);
     if (local) {
         arrays += (uint64_t)p->options->state_count;
         bool has_momentum = job->sync.outer != TDM_JOB_OUTER_AVERAGE &&
                             job->sync.outer_momentum > 0;
         out->state_bytes = has_momentum ? p->trained_bytes : 0;
     }
-    out->state_bytes += 2 * node_replicas * arrays * block;
+    out->state_bytes += 2 * node_replicas * (arrays * block + sizes.second_factor * sizeof(float));
     if (local || ordered)
         out->state_bytes += (uint64_t)p->node_ranks * block *
                             (1 + (local ? (uint64_t)p->options->state_count : 0));
+    return TDM_OK;
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */
@@ -257,9 +276,9 @@ tdm_status tdm_ranks_memory_of(const tdm_ranks_memory_options *options, tdm_rank
     if (status == TDM_OK) {
         memory.node_ranks = p.node_ranks;
         prediction_count_state(&p, &memory);
-        prediction_count_replicas(&p, &memory);
         status = prediction_count_gradients(&p, &memory, err);
     }
+    if (status == TDM_OK) status = prediction_count_replicas(&p, &memory, err);
     if (status == TDM_OK) status = prediction_count_parameters(&p, &memory, err);
     tdm__layout_destroy(p.layout);
     if (status == TDM_OK) *out = memory;

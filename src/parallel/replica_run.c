@@ -133,6 +133,13 @@ bool tdm__replica_is_finite(const tdm_team *team, const float *sum)
 
 /* ---- a replica ---------------------------------------------------------------------------------- */
 
+/* Whether the contributions follow from sums over all replicas. */
+static bool replica_sums_first(const tdm_team *team)
+{
+    const tdm__replica_run *run = team->replicas;
+    return run->compress && tdm__compress_sums_first(run->compress);
+}
+
 /* Writes the state of the replica after the step, and compresses its contribution. One that is not finite stays as it
  * is, so that the step changes nothing. */
 static tdm_status replica_store(tdm_team *team, int64_t replica, float *sum, tdm_error *err)
@@ -152,7 +159,8 @@ static tdm_status replica_store(tdm_team *team, int64_t replica, float *sum, tdm
                    run->states[k], run->replicas->elements * sizeof(float));
     if (encodes) status = tdm__compress_encode(run->compress, replica, sum, err);
     tdm__team_point(team, "replica", (uint64_t)replica);
-    if (status == TDM_OK) tdm__replica_write_end(run->replicas, replica, team->in.step);
+    if (status == TDM_OK && !replica_sums_first(team))
+        tdm__replica_write_end(run->replicas, replica, team->in.step);
     tdm__undo_write_end(team->undo_log);
     if (status != TDM_ERR_DIVERGED) return status;
     tdm__compress_fail(run->compress, replica); /* a residual became infinite */
@@ -160,18 +168,22 @@ static tdm_status replica_store(tdm_team *team, int64_t replica, float *sum, tdm
     return TDM_OK;
 }
 
-/* Adds the contribution of a replica to those before it, as far up the tree as the replicas of this rank reach. */
+/* Adds the contribution of a replica to those before it, as far up the tree as the replicas of this rank reach; only its
+ * statistics, if the rest follows from sums over all replicas. */
 static void replica_add(tdm_team *team, int64_t replica, float *sum)
 {
     tdm__lane_run *r = &team->run[0];
     int64_t node = team->replicas->replicas->count + replica;
-    if (sum && !tdm__add_range(sum, NULL, team->grad_extent))
-        atomic_store(&team->overflow_risk, true);
+    size_t first = replica_sums_first(team) ? team->trained_extent : 0;
+    size_t count = team->grad_extent - first;
+    bool in_safe_range = !sum || tdm__add_range(sum + first, NULL, count);
     team->tree.held[node] = sum;
     r->add_count = 0;
-    r->is_final = false;
     tdm__node_complete(team, r, node);
-    tdm__lane_add_all(team, r);
+    for (int i = 0; i < r->add_count; i++)
+        in_safe_range = tdm__add_range(r->adds[i].left + first, r->adds[i].right + first, count) &&
+                        in_safe_range;
+    if (!in_safe_range) atomic_store(&team->overflow_risk, true);
     tdm__lane_free_buffers(team, r);
 }
 
@@ -199,9 +211,9 @@ tdm_status tdm__replicas_execute(tdm_team *team, int64_t first, int64_t end, tdm
         TDM_TRY(replica_execute(team, r, err));
     if (run->is_local) /* every replica contributes, even if a batch had no rows for it */
         memset(team->absent, 0, (size_t)team->options.lane_count * sizeof(*team->absent));
-    if (!team->buckets) return TDM_OK;
-    tdm__buckets_begin(team);
-    if (!run->compress) return TDM_OK;
-    tdm__buckets_skip(team);
+    bool compresses = run->compress && tdm__compress_is_active(run->compress);
+    if (team->buckets) tdm__buckets_begin(team);
+    if (!compresses || (!team->buckets && !tdm__compress_sums_first(run->compress))) return TDM_OK;
+    if (team->buckets) tdm__buckets_skip(team);
     return tdm__compress_exchange(run->compress, err);
 }

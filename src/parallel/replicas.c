@@ -59,8 +59,7 @@ static tdm_status replicas_prepare(tdm__replicas *replicas, const tdm_params *st
 {
     const tdm__layout *layout = store->layout;
     size_t bytes;
-    replicas->elements = layout->elements;
-    replicas->stride = (layout->elements + TDM__CELL - 1) / TDM__CELL * TDM__CELL;
+    replicas->stride = (replicas->elements + TDM__CELL - 1) / TDM__CELL * TDM__CELL;
     replicas->first = calloc((size_t)layout->size + 1, sizeof(*replicas->first));
     replicas->current = calloc((size_t)replicas->count, sizeof(*replicas->current));
     if (!replicas->first || !replicas->current) return tdm_fail_oom(err, "for the replicas");
@@ -98,6 +97,7 @@ tdm_status tdm__replicas_create(const tdm_params *store, const tdm_params_option
     if (!replicas) return tdm_fail_oom(err, "for the replicas");
     replicas->count = options->replica_count;
     replicas->array_count = options->replica_arrays;
+    replicas->elements = store->layout->elements + options->replica_tail;
     replicas->is_ordered = options->is_ordered;
     tdm_status status = replicas_prepare(replicas, store, err);
     if (status != TDM_OK) {

@@ -29,10 +29,11 @@
 typedef struct tdm__replicas {
     int64_t count;
     int array_count;
-    size_t stride;   /* elements of an array */
-    size_t elements; /* the used part of it */
-    int64_t *first;  /* by place, size + 1: the replicas of each rank */
-    int *current;    /* by replica: the version that holds the state */
+    size_t stride; /* elements of an array */
+    size_t
+        elements; /* the used part of it: those of the block, and tdm_params_options.replica_tail */
+    int64_t *first; /* by place, size + 1: the replicas of each rank */
+    int *current;   /* by replica: the version that holds the state */
     /* A step changes single replicas: the state of a replica is the newest version up to a mark, and not that of
      * exactly this mark. */
     bool is_ordered;

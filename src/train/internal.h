@@ -72,6 +72,7 @@ typedef struct tdm__skips {
 #define TDM__EARLY_STOP_NAME "train.early_stop"
 #define TDM__SKIPS_NAME "train.bad_numbers"
 #define TDM__ROUNDS_NAME "sync.rounds"
+#define TDM__FACTOR_NAME "compress.factor"
 
 enum { TDM__BLOCK_NONE = -1 }; /* a small tensor that every rank has */
 
@@ -79,7 +80,8 @@ enum { TDM__BLOCK_NONE = -1 }; /* a small tensor that every rank has */
 typedef struct tdm__state_item {
     tdm_named_tensor named; /* has data only if it is not in a block */
     int block;              /* of the parameter store */
-    size_t param;           /* index of the parameter in the graph */
+    size_t param;           /* index of the parameter in the graph; SIZE_MAX: none */
+    size_t first, elements; /* in the block */
 } tdm__state_item;
 
 /* Parameters, statistics, buffers and optimiser state in a parameter store, with their names. */
@@ -94,7 +96,8 @@ typedef struct tdm__state {
     int replica_arrays;    /* of each replica */
     int compress_arrays;   /* the last ones of these, of the compression */
     const char *compress_names[TDM_MAX_COMPRESS_ARRAYS];
-    tdm_comm *comm; /* NULL: a single process */
+    size_t factor_elements; /* PowerSGD: behind the residual of each replica, all alike; 0: none */
+    tdm_comm *comm;         /* NULL: a single process */
     tdm_params *store;
     float *params; /* block of the store; only valid to read completely if it is not sharded */
     bool has_ema;
@@ -127,6 +130,8 @@ typedef struct tdm__home {
 
 /* The number of blocks of the parameter store, including those that do not exist. */
 int tdm__state_blocks(const tdm__state *state);
+/* The block with the residual of a replica. */
+int tdm__state_residual(const tdm__state *state, int64_t replica);
 /* All tensors are initially zero. `out` must not move: its tensors point into it. `comm` NULL: a single
  * process. With a comm, this and every fallible function below is collective; if rank 0 fails, all ranks get
  * its error. */

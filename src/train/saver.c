@@ -277,9 +277,8 @@ static const char *chunk_source(const tdm__saver *s, const tdm_state_chunk *chun
     const tdm__state_item *item = &s->state->items[chunk->tensor];
     if (item->block == TDM__BLOCK_NONE)
         return (const char *)item->named.tensor.data + chunk->offset;
-    const tdm_param_info *p = tdm_graph_param_at(s->state->graph, item->param);
     const float *block = tdm_params_block(s->state->store, item->block);
-    return (const char *)(block + p->offset) + chunk->offset;
+    return (const char *)(block + item->first) + chunk->offset;
 }
 
 /* For a copy during training: copies small tensors now, because training may change them at any time. */

@@ -9,8 +9,9 @@
  * "train.bad_numbers". With logical replicas (sync.kind: local), the states of the outer optimiser are
  * "outer.STATE.PARAMETER", those of replica R "replica.R.optim.STATE.PARAMETER", "replica.R.residual.PARAMETER" and "replica.R.velocity.PARAMETER", the models that
  * they have read "replica.R.model.PARAMETER" (sync.kind: server), and the averages are counted
- * in "sync.rounds". Every rank has these small tensors, with the same values. (state_io.c initialises,
- * restores and saves the state.)
+ * in "sync.rounds". Every rank has these small tensors, with the same values. The factors of PowerSGD, of which each
+ * replica has the same copy, are saved once, as "compress.factor". (state_io.c initialises, restores and saves the
+ * state.)
  */
 #include "base/base.h"
 #include "job/job.h"
@@ -30,8 +31,24 @@ static tdm_status state_add_item(tdm__state *s, const char *name, tdm_tensor vie
                                  size_t param, tdm_error *err)
 {
     if (!name) return tdm_fail_oom(err, "in training");
-    s->items[s->tensor_count++] = (tdm__state_item){{name, view}, block, param};
+    tdm__state_item *item = &s->items[s->tensor_count++];
+    *item = (tdm__state_item){.named = {name, view}, .block = block, .param = param};
+    if (block == TDM__BLOCK_NONE) return TDM_OK;
+    item->first = tdm_graph_param_at(s->graph, param)->offset;
+    item->elements = tdm_graph_param_at(s->graph, param)->elements;
     return TDM_OK;
+}
+
+/* The factors of PowerSGD, from the first replica. */
+static void state_add_factor(tdm__state *s)
+{
+    const tdm_tensor view = {.dtype = TDM_DTYPE_F32,
+                             .shape = tdm_shape_1((int64_t)s->factor_elements)};
+    s->items[s->tensor_count++] = (tdm__state_item){.named = {TDM__FACTOR_NAME, view},
+                                                    .block = tdm__state_residual(s, 0),
+                                                    .param = SIZE_MAX,
+                                                    .first = tdm_graph_param_extent(s->graph),
+                                                    .elements = s->factor_elements};
 }
 
 /* The tensors of a parameter in the arrays of the replicas. */
@@ -98,7 +115,7 @@ static tdm_status state_add_items(tdm__state *s, const tdm_job *job, bool has_em
 {
     size_t params = tdm_graph_param_count(s->graph);
     size_t replica_arrays = (size_t)s->replica_count * (size_t)s->replica_arrays;
-    size_t max = params * (2 + TDM_OPTIM_MAX_STATES + replica_arrays) + 4;
+    size_t max = params * (2 + TDM_OPTIM_MAX_STATES + replica_arrays) + 5;
     s->items = tdm_arena_array(s->arena, max, sizeof(*s->items));
     s->tensors = tdm_arena_array(s->arena, max, sizeof(*s->tensors));
     if (!s->items || !s->tensors) return tdm_fail_oom(err, "in training");
@@ -110,6 +127,7 @@ static tdm_status state_add_items(tdm__state *s, const tdm_job *job, bool has_em
     if (s->optimiser && job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP)
         TDM_TRY(state_add_small(s, TDM__SKIPS_NAME, SKIPS_NUMBERS, &s->skips, err));
     if (s->inner) TDM_TRY(state_add_small(s, TDM__ROUNDS_NAME, 1, &s->rounds, err));
+    if (s->factor_elements > 0) state_add_factor(s);
     qsort(s->items, s->tensor_count, sizeof(*s->items), compare_items);
     for (size_t i = 0; i < s->tensor_count; i++) s->tensors[i] = s->items[i].named;
     return TDM_OK;
@@ -148,8 +166,11 @@ static tdm_status state_make_optimiser(tdm__state *s, const tdm_job *job, tdm_er
 }
 
 /* Counts what each replica keeps. */
-static void state_count_replicas(tdm__state *s, const tdm_job *job)
+static tdm_status state_count_replicas(tdm__state *s, const tdm_job *job, tdm_error *err)
 {
+    tdm_compress_sizes sizes;
+    TDM_TRY(tdm_compress_sizes_of(job, s->graph, &sizes, err));
+    s->factor_elements = sizes.second_factor;
     s->replica_count = tdm_replicas_of(job);
     s->is_ordered = tdm_job_is_async(job);
     s->replica_arrays = s->is_ordered;
@@ -157,6 +178,7 @@ static void state_count_replicas(tdm__state *s, const tdm_job *job)
         s->replica_arrays += tdm_optimiser_uses_state(s->inner, k);
     s->compress_arrays = tdm_compress_arrays(job, s->compress_names);
     s->replica_arrays += s->compress_arrays;
+    return TDM_OK;
 }
 
 /* The part that each rank executes alone. */
@@ -171,7 +193,7 @@ static tdm_status state_prepare(tdm__state *s, const tdm_model_options *model, t
     TDM_TRY(tdm_model_build(&one_row, &s->graph, err));
     if (use == TDM__STATE_FOR_TRAINING) {
         TDM_TRY(state_make_optimiser(s, model->job, err));
-        state_count_replicas(s, model->job);
+        TDM_TRY(state_count_replicas(s, model->job, err));
     }
     s->has_ema = s->optimiser && model->job->optim.ema > 0;
     TDM_TRY(state_add_items(s, model->job, s->has_ema, err));
@@ -228,6 +250,7 @@ tdm_status tdm__state_enter(tdm__state *s, const tdm_job *job, tdm_comm *comm,
                                   .thread_count = undo_records(job),
                                   .replica_count = s->replica_count,
                                   .replica_arrays = s->replica_arrays,
+                                  .replica_tail = s->factor_elements,
                                   .takes_statistics = s->inner != NULL,
                                   .is_ordered = s->is_ordered};
     TDM_TRY(tdm_params_create(&options, &s->store, err));
@@ -301,9 +324,15 @@ int tdm__state_blocks(const tdm__state *state)
     return TDM_BLOCK_REPLICA + (int)state->replica_count * state->replica_arrays;
 }
 
+int tdm__state_residual(const tdm__state *state, int64_t replica)
+{
+    return TDM_BLOCK_REPLICA + (int)(replica + 1) * state->replica_arrays - state->compress_arrays;
+}
+
 /* The name of the tensor that contains an element of a block. */
 static const char *state_name_at(const tdm__state *s, int block, size_t element)
 {
+    if (element >= tdm_graph_param_extent(s->graph)) return TDM__FACTOR_NAME;
     for (size_t i = 0; i < tdm_graph_param_count(s->graph); i++) {
         const tdm_param_info *p = tdm_graph_param_at(s->graph, i);
         if (element < p->offset || element - p->offset >= p->elements) continue;

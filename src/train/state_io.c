@@ -242,6 +242,7 @@ tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dat
 /* The checkpoint's tensor for each parameter of each block; NULL if there is none. */
 typedef struct restoring {
     const tdm_named_tensor ***from; /* by block and parameter */
+    const tdm_named_tensor *factor; /* NULL: none */
     float *window;
 } restoring;
 
@@ -298,10 +299,26 @@ static tdm_status restoring_prepare(tdm__state *s, const tdm_checkpoint *checkpo
         if (item->block == TDM__BLOCK_NONE)
             memcpy(item->named.tensor.data, from->tensor.data,
                    tdm_tensor_bytes(&item->named.tensor));
+        else if (item->param == SIZE_MAX)
+            r->factor = from;
         else
             r->from[item->block][item->param] = from;
     }
     return window_create(&r->window, err);
+}
+
+/* Gives all replicas the factors of PowerSGD. Collective. */
+static tdm_status state_restore_factor(tdm__state *s, const restoring *r, tdm_error *err)
+{
+    size_t behind = tdm_graph_param_extent(s->graph);
+    for (int64_t replica = 0; replica < s->replica_count; replica++)
+        for (size_t first = 0; first < s->factor_elements; first += WINDOW_ELEMENTS) {
+            size_t count = min(s->factor_elements - first, WINDOW_ELEMENTS);
+            if (r->window) tensor_copy_part(&r->factor->tensor, first, count, r->window);
+            TDM_TRY(tdm_params_write(s->store, tdm__state_residual(s, replica), behind + first,
+                                     count, r->window, err));
+        }
+    return tdm_params_settle(s->store, err);
 }
 
 tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoint, bool averaged,
@@ -317,6 +334,8 @@ tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoin
     if (status == TDM_OK)
         status = state_write_blocks(state, 0, tdm__state_blocks(state), 1, restored_numbers, &r,
                                     r.window, err);
+    if (status == TDM_OK && state->factor_elements > 0)
+        status = state_restore_factor(state, &r, err);
     if (status == TDM_OK) status = state_broadcast_small(state, err);
     free(r.window);
     for (int block = 0; r.from && block < tdm__state_blocks(state); block++) free(r.from[block]);
@@ -354,16 +373,15 @@ static tdm_status state_push_tensors(tdm__state *s, sink *out, tdm_error *err)
                 sink_push(out, item->named.tensor.data, tdm_tensor_bytes(&item->named.tensor));
             continue;
         }
-        const tdm_param_info *p = tdm_graph_param_at(s->graph, item->param);
         if (tdm_params_is_whole(s->store, item->block)) {
             const float *block = tdm_params_block(s->store, item->block);
-            if (mine) sink_push(out, block + p->offset, p->elements * sizeof(float));
+            if (mine) sink_push(out, block + item->first, item->elements * sizeof(float));
             continue;
         }
-        for (size_t first = 0; first < p->elements; first += WINDOW_ELEMENTS) {
-            size_t count = min(p->elements - first, WINDOW_ELEMENTS);
-            TDM_TRY(
-                tdm_params_read(s->store, item->block, p->offset + first, count, out->window, err));
+        for (size_t first = 0; first < item->elements; first += WINDOW_ELEMENTS) {
+            size_t count = min(item->elements - first, WINDOW_ELEMENTS);
+            TDM_TRY(tdm_params_read(s->store, item->block, item->first + first, count, out->window,
+                                    err));
             if (mine) sink_push(out, out->window, count * sizeof(float));
         }
     }

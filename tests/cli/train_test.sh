@@ -109,6 +109,26 @@ test_too_many_workers() {
     [ ! -e too-many ] || fail "a run was begun with too many workers"
 }
 
+# PowerSGD: a rank that no matrix allows is refused before a run begins; the factors are in checkpoints once, and a
+# run that other numbers of workers continue ends with the same bits.
+test_factors() {
+    local sets=(--set parallel.lanes=8 --set sync.replicas=8 --set compress.rank=2 --set compress.min_elements=10)
+    local wide='model.hidden=[48,32]' whole workers
+    assert_exit 2 "$TANDEM" train job.yaml -n 2 --set run.dir=no-rank "${sets[@]}" --set "$wide" --set compress.rank=40
+    assert_contains "$err" "compress.rank: codec: rank 40 makes none of 6 tensors smaller"
+    [ ! -e no-rank ] || fail "a run was begun with a rank that no matrix allows"
+    assert_exit 0 "$TANDEM" train job.yaml -q -n 1 --set run.dir=factors "${sets[@]}" --set "$wide"
+    whole=$(hash_in "$out")
+    for workers in 3 8; do
+        assert_exit 0 "$TANDEM" train job.yaml -q -n $workers --set run.dir=factors-$workers "${sets[@]}" \
+            --set "$wide" --set train.epochs=1
+        assert_exit 0 "$TANDEM" inspect factors-$workers/tiny-1/checkpoints/step-000000000005.safetensors
+        assert_equal "$(grep -c '^compress[.]factor ' <<<"$out")" 1 "factors in a checkpoint"
+        assert_exit 0 "$TANDEM" train -q -n $((11 - workers)) --resume factors-$workers/tiny-1 --set train.epochs=3
+        assert_equal "$(hash_in "$out")" "$whole" "the hash, from $workers to $((11 - workers)) workers"
+    done
+}
+
 test_what_a_run_holds() {
     assert_exit 0 "$TANDEM" train job.yaml -n 2 --set run.dir=held --set run.log_every_steps=1
     assert_contains "$out" "done at step 15"

@@ -60,6 +60,14 @@ static const model models[] = {
      "optim: {kind: sgd, momentum: 0}\nparallel: {lanes: 8}\nsync: {replicas: 8}\n"
      "compress: {sparsify: topk, ratio: 0.05, momentum: 0.9, quantise: int8}\n",
      .max_zero = 1},
+    {"power",
+     "name: power\nseed: 9\ndata: {train: data.csv, test_fraction: 0.2, shape: [1, 8, 8]}\n"
+     "layers: [conv: {channels: 8}, batch_norm: {}, relu: {}, flatten: {}, dropout: 0.1, "
+     "linear: 32, relu, linear: 10]\n"
+     "model: {kind: layers}\ntrain: {batch: 30, epochs: 4}\n"
+     "optim: {kind: sgd, momentum: 0.9}\nparallel: {lanes: 8}\nsync: {replicas: 8}\n"
+     "compress: {rank: 2, start_step: 3, min_elements: 100}\n",
+     .max_zero = 1},
     {"async",
      "name: async\nseed: 8\ndata: {train: data.csv, test_fraction: 0.2}\n"
      "model: {hidden: [96], dropout: 0.1}\ntrain: {batch: 30, epochs: 4}\n"
@@ -434,8 +442,8 @@ static void undisturbed(const model *m, int zero, char hash[TDM_SHA256_HEX])
     check_run(&w, run);
 }
 
-static const char *const phases[] = {"forward", "backward", "replica",   "reduce",
-                                     "update",  "publish",  "checkpoint"};
+static const char *const phases[] = {"forward", "backward", "replica", "reduce",
+                                     "factor",  "update",   "publish", "checkpoint"};
 
 /* All die in the middle of an update, and the worker that completes it is stopped permanently meanwhile: it
  * must be killed, or it could continue later and overwrite what the others wrote. */

@@ -62,6 +62,14 @@ job sign 48 "$text" "model: {$gpt, context: 16, dropout: 0.1}" 'parallel: {lanes
 job randomk 24 "$images" 'model: {hidden: [64]}' 'parallel: {lanes: 8}' 'sync: {replicas: 8}' \
     'compress: {sparsify: randomk, ratio: 0.1, quantise: f16}'
 
+# PowerSGD: sums of factors, with statistics, with replicas without rows (8 of 5 rows), and of averages.
+job power 24 "$images" "$network" 'parallel: {lanes: 8}' 'sync: {replicas: 8}' \
+    'optim: {kind: sgd, lr: 0.05, momentum: 0.9, clip_norm: 1}' 'compress: {rank: 2, start_step: 5, min_elements: 100}'
+job power-gpt 48 "$text" "model: {$gpt, context: 16, dropout: 0.1}" 'parallel: {lanes: 16}' 'sync: {replicas: 8}' \
+    'optim: {kind: lamb, lr: 0.01}' 'compress: {rank: 4, min_rate: 1, clip_norm: 1, min_elements: 100}'
+job power-local 24 "$images" 'model: {hidden: [64, 48], dropout: 0.1}' 'parallel: {lanes: 8}' 'optim: {kind: adamw}' \
+    'sync: {kind: local, replicas: 8, period: 3, outer: nesterov}' 'compress: {rank: 2, min_elements: 100}'
+
 job async 24 "$images" 'model: {hidden: [64, 48], dropout: 0.1}' 'optim: {kind: adamw, clip_norm: 0.5}' \
     'parallel: {lanes: 2}' 'sync: {kind: server, mode: async, replicas: 8, compensation: 0.04}'
 job stale 24 "$images" "$network" 'optim: {kind: sgd, lr: 0.05, momentum: 0.9}' 'parallel: {lanes: 4}' \
@@ -71,7 +79,7 @@ job stale 24 "$images" "$network" 'optim: {kind: sgd, lr: 0.05, momentum: 0.9}' 
 # Updates in order need the memory of one host.
 factors_of_order() {
     cat <<'TABLE'
-job async stale local-mlp dgc
+job async stale local-mlp dgc power
 world shm
 ranks 2 3 4 8
 zero 0 1
@@ -83,7 +91,7 @@ TABLE
 
 factors_of_replicas() {
     cat <<'TABLE'
-job local-mlp local-cnn topk dgc sign randomk
+job local-mlp local-cnn topk dgc sign randomk power power-gpt power-local
 world shm tcp mpi hosts hosts-mpi
 ranks 2 3 4 8
 zero 0 1
@@ -124,6 +132,7 @@ mlp hosts 3 1 off 16KB false
 cnn hosts 4 3 off 16KB true
 local-mlp hosts 3 1 off 16KB true
 dgc hosts 4 0 off 16KB true
+power hosts 3 0 off 16KB true
 TABLE
 }
 

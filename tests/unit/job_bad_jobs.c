@@ -405,6 +405,26 @@ const bad_job bad_jobs[] = {
     {JOB("data: {train: x.csv}\ncompress: {quantise: int8, momentum: 0.5}\n"), NO_SET,
      "job.yaml:2:28: 'compress.momentum' accumulates elements that are not sent; set "
      "'compress.sparsify', or remove this key\n"},
+    {JOB("data: {train: x.csv}\ncompress: {rank: 4, quantise: int8}\n"), NO_SET,
+     "job.yaml:2:12: 'compress.rank' (PowerSGD) sends sums of factors, which cannot be sparse or "
+     "quantised; remove it, or 'compress.sparsify' and 'compress.quantise'\n"},
+    {JOB("data: {train: x.csv}\ncompress: {rank: 4, momentum: 0.9}\noptim: {momentum: 0}\n"),
+     NO_SET,
+     "job.yaml:2:21: 'compress.momentum' accumulates elements that are not sent; set "
+     "'compress.sparsify', or remove this key\n"},
+    {JOB("data: {train: x.csv}\ncompress: {rank: 4, feedback: no}\n"), NO_SET,
+     "job.yaml:2:21: 'compress.rank' (PowerSGD) without error feedback would never send most "
+     "directions of a gradient; set 'compress.feedback' to true\n"},
+    {JOB("data: {train: x.csv}\ncompress: {rank: 4}\nsync: {kind: server, mode: async}\n"), NO_SET,
+     "job.yaml:2:12: 'compress.rank' (PowerSGD) adds the gradients of all replicas, but "
+     "'sync.kind: server' applies them one by one; use 'compress.sparsify' or "
+     "'compress.quantise'\n"},
+    {JOB("data: {train: x.csv}\ncompress: {rank: 4, min_rate: 0.5}\n"), NO_SET,
+     "job.yaml:2:31: 'compress.min_rate' expects a number of at least 1, got '0.5'\n"},
+    {JOB("data: {train: x.csv}\ncompress: {rank: 300}\nparallel: {zero: 2}\n"), NO_SET,
+     "job.yaml:2:18: 'compress.rank' expects a whole number from 0 to 256, got '300'\n"},
+    {JOB("data: {train: x.csv}\ncompress: {rank: 2}\nparallel: {zero: 2}\n"), NO_SET,
+     "job.yaml:2:12: 'compress' needs whole gradients; set 'parallel.zero' to 0 or 1\n"},
     {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async, replicas: 128}\n"), NO_SET,
      "job.yaml:2:35: 'sync.kind: server' has at most 64 replicas; reduce 'sync.replicas'\n"},
     {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async, replicas: 4, speeds: [1, 2]}\n"),

@@ -218,6 +218,8 @@ static void random_replicas(tdm_job *job)
     bool async = job->sync.kind == TDM_JOB_SYNC_SERVER && job->sync.mode != TDM_JOB_SERVER_SYNC;
     bool compresses = job->compress.sparsify != TDM_JOB_SPARSIFY_NONE ||
                       job->compress.quantise != TDM_JOB_QUANTISE_NONE;
+    if (compresses || async) job->compress.rank = 0;
+    if (job->compress.rank > 0) job->compress.feedback = compresses = true;
     bool local = job->sync.kind == TDM_JOB_SYNC_LOCAL;
     if (job->compress.sparsify == TDM_JOB_SPARSIFY_NONE) job->compress.momentum = 0;
     if (job->compress.momentum > 0) {
