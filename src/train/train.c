@@ -78,6 +78,7 @@ static void put_step_metrics(tdm__trainer *t)
         tdm_json_put_uint(&w, "skipped", t->status.skipped);
     double speed = t->status.samples_per_s; /* rounded to about four digits */
     tdm_json_put_double(&w, "samples_per_s", speed < 100 ? round(100 * speed) / 100 : round(speed));
+    tdm__traffic_put(&t->traffic, &w);
     tdm__watch_put(&t->watch, &w);
     tdm_json_object_end(&w);
     tdm__run_put_metrics(&t->run);
@@ -314,9 +315,19 @@ uint64_t tdm__round_steps(tdm__trainer *t)
     return steps;
 }
 
+/* Whether the last step has a line of metrics. */
+static bool is_line_due(const tdm__trainer *t)
+{
+    tdm_position before = tdm__position_before(t);
+    return t->position.step == t->schedule.step_count ||
+           tdm__train_schedule_is_due(t->job->run.log_every_steps, 0, &before, &t->position);
+}
+
 void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, uint64_t steps)
 {
     tdm_position before = t->position;
+    tdm__traffic_note(&t->traffic, is_line_due(t), result, t->order ? t->order_entries : NULL,
+                      steps);
     for (uint64_t i = 0; i < steps; i++) tdm__train_schedule_advance(&t->schedule, &t->position);
     t->ledger.line = (tdm__ledger_line){.step = t->position.step,
                                         .epoch = before.epoch,
@@ -430,13 +441,6 @@ bool tdm__eval_due(const tdm__trainer *t)
     tdm_position before = tdm__position_before(t);
     return tdm__train_schedule_is_due(t->job->eval.every_steps, t->job->eval.every_epochs, &before,
                                       &t->position);
-}
-
-static bool is_line_due(const tdm__trainer *t)
-{
-    tdm_position before = tdm__position_before(t);
-    return t->position.step == t->schedule.step_count ||
-           tdm__train_schedule_is_due(t->job->run.log_every_steps, 0, &before, &t->position);
 }
 
 void tdm__put_log_lines(tdm__trainer *t)
