@@ -86,7 +86,8 @@ tdm_status tdm_order_follow(tdm_order_state *state, const tdm_order_entry *entry
 {
     tdm_order_state after = *state;
     if (entry->worker >= state->worker_count)
-        return tdm_fail(err, TDM_ERR_FORMAT, "worker %u is above the number of workers", (unsigned)entry->worker);
+        return tdm_fail(err, TDM_ERR_FORMAT, "worker %u is above the number of workers",
+                        (unsigned)entry->worker);
     struct tdm_order_worker *w = &after.workers[entry->worker];
     if (w->waits)
         return tdm_fail(err, TDM_ERR_FORMAT, "worker %u has read no model since its last update",

@@ -188,7 +188,7 @@ tdm_status tdm__order_load(const char *from, int64_t workers, uint64_t updates, 
             status = tdm_fail_oom(err, "for the order of updates");
         else if (!tdm_path_is_file(path))
             status = tdm_fail(err, TDM_ERR_NOT_FOUND,
-                              "%s: there is no %s; sync.order_from must be a run with sync.kind "
+                              "%s has no %s; sync.order_from must be a run with sync.kind "
                               "server in mode async or stale",
                               from, TDM__ORDER_NAME);
     }

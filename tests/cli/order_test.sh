@@ -92,7 +92,7 @@ test_orders_that_do_not_fit() {
     assert_contains "$err" "the order is that of 4 replicas, but the job has 8; set sync.replicas to 4"
     mkdir -p none
     assert_exit 1 "$TANDEM" train job.yaml -q "${common[@]}" --set sync.order=recorded --set sync.order_from=none
-    assert_contains "$err" "there is no order.jsonl"
+    assert_contains "$err" "none has no order.jsonl"
 }
 
 run_tests "$@"
