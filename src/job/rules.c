@@ -180,6 +180,11 @@ static bool local_with_shards(const tdm_job *job)
     return tdm_job_is_local(job) && job->parallel.zero >= 2;
 }
 
+static bool async_with_shards(const tdm_job *job)
+{
+    return tdm_job_is_async(job) && job->parallel.zero >= 2;
+}
+
 static bool compressed_with_shards(const tdm_job *job)
 {
     return tdm_job_compresses(job) && job->parallel.zero >= 2;
@@ -317,6 +322,12 @@ static const rule rules[] = {
         .message =
             "'sync.kind: local' needs the whole model on each host; set 'parallel.zero' to 0 "
             "or 1",
+    },
+    {
+        .keys = {"sync.kind", "sync.mode", "parallel.zero"},
+        .is_broken = async_with_shards,
+        .message = "'sync.kind: server' updates whole gradients in the memory of each host; set "
+                   "'parallel.zero' to 0 or 1",
     },
     {
         .keys = {"compress.sparsify", "compress.quantise", "compress.rank", "parallel.zero"},

@@ -10,6 +10,10 @@
  * alternately, because a rank may begin the next step while another still reads this one's board; it
  * cannot be two steps ahead, because every step has a barrier.
  *
+ * With updates in order (update_order.c) ranks can be on several nodes. Each node then has all gradients of the step in
+ * its memory: the first ranks of the nodes send each other those of their nodes, between two barriers, and add them to
+ * their entries of the board. So every node can complete the step alone.
+ *
  * Buffers and boards are regions of the node's memory, by slot, and an entry has its step and epoch. In a session
  * they survive: so other ranks can compute the sums of a step when ranks have died (recover.c).
  */
@@ -18,6 +22,7 @@
 #include "job/job.h"
 #include "os/os.h"
 #include "parallel/internal.h"
+#include "parallel/replicas.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -37,10 +42,18 @@ typedef struct board_entry {
     } parts[TDM_MAX_LANE_PARTS];
 } board_entry;
 
+/* What all ranks must know of a rank on another node. */
+typedef struct remote_report {
+    tdm__step_report note;
+    uint64_t made; /* bit i: it has the gradient of update i */
+    double losses[TDM_ORDER_MAX_WORKERS];
+} remote_report;
+
 struct tdm__common {
-    board_entry *boards;  /* two, of TDM__UNDO_MAX_SLOTS entries each */
-    int64_t *worker_slot; /* by place: its entry */
-    float **buffers;      /* by place: its gradient buffers */
+    board_entry *boards;    /* two, of TDM__UNDO_MAX_SLOTS entries each */
+    int64_t *worker_slot;   /* by place: its entry */
+    float **buffers;        /* by place: its gradient buffers; NULL: on another node */
+    remote_report *reports; /* by place; NULL: there is one node */
     unsigned turn;
 };
 
@@ -86,6 +99,11 @@ tdm_status tdm__common_parts_load(const tdm__undo_log *j, const tdm__tree *tree,
 
 /* ---- creation and use ---------------------------------------------------------------------------- */
 
+static bool is_on_this_node(const tdm_team *team, int place)
+{
+    return team->layout->node_of_place[place] == team->layout->node;
+}
+
 tdm_status tdm__common_create(tdm_team *team, tdm_error *err)
 {
     const tdm__node_memory *memory = team->undo_log->memory;
@@ -107,8 +125,14 @@ tdm_status tdm__common_create(tdm_team *team, tdm_error *err)
     assert((size_t)team->buffer_count <= common_region_buffers(team));
     size_t bytes = common_region_buffers(team) * team->block_extent * sizeof(float);
     for (int i = 0; i < team->size; i++)
-        TDM_TRY(tdm__region_take(memory, "gradients", (int)c->worker_slot[i],
-                                 bytes > 0 ? bytes : 64, TDM__REGION_GROWS, &c->buffers[i], err));
+        if (is_on_this_node(team, i))
+            TDM_TRY(tdm__region_take(memory, "gradients", (int)c->worker_slot[i],
+                                     bytes > 0 ? bytes : 64, TDM__REGION_GROWS, &c->buffers[i],
+                                     err));
+    if (team->layout->node_count > 1) {
+        c->reports = calloc(count, sizeof(*c->reports));
+        if (!c->reports) return tdm_fail_oom(err, "for the team");
+    }
     team->grads = c->buffers[team->place];
     return TDM_OK;
 }
@@ -118,11 +142,12 @@ void tdm__common_destroy(tdm_team *team)
     tdm__common *c = team->common;
     if (!c) return;
     for (int i = 0; i < team->size && c->buffers; i++)
-        tdm__region_release(team->undo_log->memory, c->buffers[i]);
+        if (c->buffers[i]) tdm__region_release(team->undo_log->memory, c->buffers[i]);
     tdm__region_release(team->undo_log->memory, c->boards);
     team->grads = NULL;
     free(c->buffers);
     free(c->worker_slot);
+    free(c->reports);
     free(c);
     team->common = NULL;
 }
@@ -155,17 +180,82 @@ static void board_entry_read(tdm_team *team, int place, const board_entry *from)
     }
 }
 
+/* Reads the entries of the ranks of this node. */
+static void board_read(tdm_team *team, const board_entry *board)
+{
+    const tdm__common *c = team->common;
+    size_t nodes = 2 * (size_t)team->options.lane_count;
+    memset(team->tree.held, 0, nodes * sizeof(*team->tree.held));
+    memset(team->has_loss, 0, nodes * sizeof(*team->has_loss));
+    for (int i = 0; i < team->size; i++)
+        if (is_on_this_node(team, i)) board_entry_read(team, i, &board[c->worker_slot[i]]);
+}
+
+/* ---- several nodes -------------------------------------------------------------------------------- */
+
+/* Sends the gradient of an update to all nodes. By the first rank of each node. */
+static tdm_status gradient_send(tdm_team *team, int64_t update, int source, double loss,
+                                tdm_error *err)
+{
+    int64_t node = tdm__params_replicas(team->options.store)->count + team->in.order[update].worker;
+    bool receives = source != team->layout->node;
+    float *grads = receives ? tdm__team_take_buffer(team, false) : team->tree.held[node];
+    if (!grads)
+        return tdm_fail(err, TDM_ERR_INTERNAL, "the gradient of update %llu is missing",
+                        (unsigned long long)(team->in.step + (uint64_t)update) + 1);
+    TDM_TRY(tdm_group_broadcast(team->layout->leaders, grads, team->grad_extent, TDM_DTYPE_F32,
+                                source, err));
+    if (receives)
+        team->parts[team->part_count++] = (tdm__part){.node = node, .grads = grads, .loss = loss};
+    return TDM_OK;
+}
+
+/* All ranks get the reports of all; every node gets the gradients of the others. After this no rank of a node has
+ * more to write than the entry of the first one, which the barrier after it completes. */
+static tdm_status gradients_exchange(tdm_team *team, const tdm__step_report *mine,
+                                     board_entry *board, tdm_error *err)
+{
+    tdm__common *c = team->common;
+    const tdm__layout *layout = team->layout;
+    int64_t replicas = tdm__params_replicas(team->options.store)->count;
+    remote_report *own = &c->reports[team->place];
+    *own = (remote_report){.note = *mine};
+    for (int64_t i = 0; i < team->in.inner_count; i++) {
+        int64_t node = replicas + team->in.order[i].worker;
+        if (!team->tree.held[node]) continue;
+        own->made |= UINT64_C(1) << i;
+        tdm__tree_loss(team, node, &own->losses[i]);
+    }
+    TDM_TRY(tdm_group_all_gather(team->group, NULL, c->reports,
+                                 (size_t)team->size * sizeof(*c->reports), TDM_DTYPE_U8, err));
+    for (int i = 0; i < team->size; i++) team->notes[i] = c->reports[i].note;
+    if (!layout->leaders) return TDM_OK;
+
+    board_read(team, board);
+    for (int64_t i = 0; i < team->in.inner_count; i++) {
+        int place = 0;
+        while (place < team->size && !(c->reports[place].made >> i & 1)) place++;
+        if (place == team->size)
+            return tdm_fail(err, TDM_ERR_INTERNAL, "no rank has the gradient of update %llu",
+                            (unsigned long long)(team->in.step + (uint64_t)i) + 1);
+        TDM_TRY(
+            gradient_send(team, i, layout->node_of_place[place], c->reports[place].losses[i], err));
+    }
+    board_entry_write(team, mine, &board[c->worker_slot[team->place]]);
+    return TDM_OK;
+}
+
+/* ---- the end of the lanes -------------------------------------------------------------------------- */
+
 tdm_status tdm__common_meet(tdm_team *team, const tdm__step_report *mine, tdm_error *err)
 {
     tdm__common *c = team->common;
     board_entry *board = c->boards + (size_t)(c->turn++ % 2) * TDM__UNDO_MAX_SLOTS;
-    size_t nodes = 2 * (size_t)team->options.lane_count;
     board_entry_write(team, mine, &board[c->worker_slot[team->place]]);
     double begin = tdm_clock_s();
+    if (c->reports) TDM_TRY(gradients_exchange(team, mine, board, err));
     if (team->group) TDM_TRY(tdm_group_barrier(team->group, err));
     team->wait_seconds += tdm_clock_s() - begin;
-    memset(team->tree.held, 0, nodes * sizeof(*team->tree.held));
-    memset(team->has_loss, 0, nodes * sizeof(*team->has_loss));
-    for (int i = 0; i < team->size; i++) board_entry_read(team, i, &board[c->worker_slot[i]]);
+    board_read(team, board);
     return TDM_OK;
 }

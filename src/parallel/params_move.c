@@ -104,6 +104,12 @@ static tdm_status replica_move(tdm_params *store, int block, tdm_extent range, c
         if (in && writes) memcpy(array, in, range.count * sizeof(float));
         return TDM_OK;
     }
+    if (store->replicas->is_ordered) { /* every node has all replicas */
+        if (out && !writes) memcpy(out, array, range.count * sizeof(float));
+        if (in && writes) memcpy(array, in, range.count * sizeof(float));
+        if (!writes || !layout->leaders) return TDM_OK;
+        return tdm_group_broadcast(layout->leaders, array, range.count, TDM_DTYPE_F32, 0, err);
+    }
     int home = tdm__replica_home(store, replica);
     for (int i = 0; i <= layout->size; i++) store->clipped[i] = i <= home ? 0 : range.count;
     tdm_call call = {.kind = writes ? TDM_CALL_SCATTER : TDM_CALL_GATHER,

@@ -12,6 +12,7 @@
 #include "base/timing.h"
 #include "comm/comm.h"
 #include "parallel/params_inner.h"
+#include "parallel/replicas.h"
 
 #include <sched.h>
 #include <time.h>
@@ -165,7 +166,10 @@ tdm_status tdm__params_publish(tdm_params *store, const size_t *order, bool over
     store->version++;
     if (gathers) store->published = store->version;
     if (!store->blocks[TDM_BLOCK_PARAMS].whole) return TDM_OK;
-    if (layout->mine) TDM_TRY(tdm_group_barrier(layout->mine, err));
+    /* Updates in order are complete when all nodes have made them: then the loss of a host loses none. */
+    tdm_group *group = store->replicas && store->replicas->is_ordered ? layout->world
+                                                                      : layout->mine;
+    if (group) TDM_TRY(tdm_group_barrier(group, err));
     if (!gathers) return TDM_OK;
     for (size_t i = 0; layout->leaders && i < layout->bucket_count; i++)
         TDM_TRY(bucket_start(store, order ? order[i] : i, (int)i, err));

@@ -119,8 +119,8 @@ static tdm_status prediction_count_replicas(const prediction *p, tdm_ranks_memor
     const char *names[TDM_MAX_COMPRESS_ARRAYS];
     int64_t replicas = tdm_replicas_of(job);
     bool local = tdm_job_is_local(job), ordered = tdm_job_is_async(job);
-    uint64_t node_replicas = (uint64_t)((replicas + p->options->node_count - 1) /
-                                        p->options->node_count);
+    uint64_t node_count = ordered ? 1 : (uint64_t)p->options->node_count; /* that share them */
+    uint64_t node_replicas = ((uint64_t)replicas + node_count - 1) / node_count;
     uint64_t arrays = (uint64_t)tdm_compress_arrays(job, names) + ordered;
     uint64_t block = p->trained_bytes + p->tail_bytes;
     if (replicas == 0) return TDM_OK;
@@ -251,8 +251,9 @@ static tdm_status prediction_prepare(prediction *p, tdm_error *err)
                         sizeof(float);
     p->node_ranks = (o->rank_count + o->node_count - 1) / o->node_count;
     p->shared_out = o->node_count > 1;
-    p->by_messages = o->rank_count > 1 && (o->node_count > 1 || o->zero >= 2 ||
-                                           o->job->parallel.reduce != TDM_JOB_REDUCE_TREE);
+    p->by_messages = o->rank_count > 1 && !tdm_job_is_async(o->job) &&
+                     (o->node_count > 1 || o->zero >= 2 ||
+                      o->job->parallel.reduce != TDM_JOB_REDUCE_TREE);
     return TDM_OK;
 }
 

@@ -79,8 +79,8 @@ tdm_status tdm__replicas_execute_ordered(tdm_team *team, tdm_error *err)
         readers |= order[i].readers;
         workers |= UINT64_C(1) << order[i].worker;
     }
-    for (int64_t r = first; r < end; r++)
-        if (run->changed >> r & 1)
+    for (int64_t r = 0; r < run->replicas->count; r++)
+        if ((run->changed >> r & 1) && tdm__replica_keeper(team->options.store, r) == team->place)
             TDM_TRY(replica_carry_over(team, r, readers >> r & 1, workers >> r & 1, err));
     for (int64_t i = 0; i < team->in.inner_count; i++)
         if (order[i].worker >= first && order[i].worker < end)

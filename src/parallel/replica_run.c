@@ -94,7 +94,7 @@ void tdm__replicas_commit(tdm_team *team)
     if (!run) return;
     for (int64_t r = 0; r < run->replicas->count; r++) {
         if (run->is_ordered && !(run->changed >> r & 1)) continue;
-        bool mine = tdm__replica_home(team->options.store, r) == team->place;
+        bool mine = tdm__replica_keeper(team->options.store, r) == team->place;
         if (run->is_ordered && mine)
             tdm__replica_write_end(run->replicas, r,
                                    team->in.step + (uint64_t)team->in.inner_count - 1);

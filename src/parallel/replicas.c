@@ -82,17 +82,31 @@ static tdm_status replicas_prepare(tdm__replicas *replicas, const tdm_params *st
     return TDM_OK;
 }
 
+/* With updates in order, every node has the model, and the models that all replicas have read. */
+static tdm_status replicas_check_hosts(const tdm_params *store, const tdm_params_options *options,
+                                       tdm_error *err)
+{
+    const tdm__layout *layout = store->layout;
+    if (!options->is_ordered || layout->node_count == 1) return TDM_OK;
+    if (!layout->common)
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+                        "sync.kind server keeps the whole state on each host, and the ranks are on "
+                        "%d hosts; set parallel.zero to 0",
+                        layout->node_count);
+    if (options->replica_arrays == 1) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+                    "sync.kind server compresses within one host only, because the residual of a "
+                    "replica would be lost with its host, and the ranks are on %d hosts; remove "
+                    "compress, or set compress.feedback to false",
+                    layout->node_count);
+}
+
 tdm_status tdm__replicas_create(const tdm_params *store, const tdm_params_options *options,
                                 tdm__replicas **out, tdm_error *err)
 {
     *out = NULL;
     if (options->replica_count == 0) return TDM_OK;
-    if (options->is_ordered && store->layout->node_count > 1)
-        return tdm_fail(
-            err, TDM_ERR_UNSUPPORTED,
-            "sync.kind server needs all ranks on one host, in shared memory, but they are "
-            "on %d; use sync.kind local between hosts",
-            store->layout->node_count);
+    TDM_TRY(replicas_check_hosts(store, options, err));
     tdm__replicas *replicas = calloc(1, sizeof(*replicas));
     if (!replicas) return tdm_fail_oom(err, "for the replicas");
     replicas->count = options->replica_count;
@@ -123,6 +137,21 @@ int tdm__replica_home(const tdm_params *store, int64_t replica)
     int place = 0;
     while (replicas->first[place + 1] <= replica) place++;
     return place;
+}
+
+/* Whether a node keeps the arrays of a replica. */
+static bool replica_is_kept(const tdm_params *store, int64_t replica, int node)
+{
+    return store->replicas->is_ordered ||
+           store->layout->node_of_place[tdm__replica_home(store, replica)] == node;
+}
+
+int tdm__replica_keeper(const tdm_params *store, int64_t replica)
+{
+    const tdm__layout *layout = store->layout;
+    int home = tdm__replica_home(store, replica);
+    if (layout->node_of_place[home] == layout->node) return home;
+    return store->replicas->is_ordered ? layout->first_of_node[layout->node] : -1;
 }
 
 float *tdm__replica_array(const tdm__replicas *replicas, int64_t replica, int version, int array)
@@ -186,8 +215,7 @@ void tdm__replicas_mark(const tdm_params *store, uint64_t mark)
     const tdm__replicas *replicas = store->replicas;
     if (!replicas) return;
     for (int64_t r = 0; r < replicas->count; r++) {
-        if (store->layout->node_of_place[tdm__replica_home(store, r)] != store->layout->node)
-            continue;
+        if (!replica_is_kept(store, r, store->layout->node)) continue;
         atomic_store(version_mark(replicas, r, replicas->current[r]), mark);
         atomic_store(version_mark(replicas, r, 1 - replicas->current[r]), 0);
     }
@@ -240,15 +268,14 @@ static int replica_source(const tdm_params *store, const uint8_t *held, int64_t 
     return -1;
 }
 
-/* Sends the version of a replica from a node to that of its home; all leaders take part in the broadcast. */
+/* Sends the version of a replica from a node to those that need it; all leaders take part in the broadcast. */
 static tdm_status replica_send(const tdm_params *store, int64_t replica, uint64_t mark, int source,
-                               int target, float *window, tdm_error *err)
+                               bool takes, float *window, tdm_error *err)
 {
     const tdm__replicas *replicas = store->replicas;
     const tdm__layout *layout = store->layout;
-    int from = atomic_load(version_mark(replicas, replica, 1)) == mark;
+    int from = version_find(replicas, replica, mark) == 1;
     size_t elements = replicas->stride * (size_t)replicas->array_count;
-    bool takes = layout->node == target;
     if (takes)
         for (int v = 0; v < 2; v++) atomic_store(version_mark(replicas, replica, v), 0);
     tdm__undo_barrier();
@@ -273,10 +300,16 @@ static tdm_status replicas_send(const tdm_params *store, uint64_t mark, const ui
     tdm_status status = TDM_OK;
     TDM_TRY(tdm__undo_write_begin(store->undo_log, err));
     for (int64_t r = 0; r < store->replicas->count && status == TDM_OK; r++) {
-        int target = layout->node_of_place[tdm__replica_home(store, r)];
-        if (held[target * store->replicas->count + r]) continue;
+        bool needed = false, takes = false;
+        for (int node = 0; node < layout->node_count; node++) {
+            bool lacks = replica_is_kept(store, r, node) &&
+                         !held[node * store->replicas->count + r];
+            needed = needed || lacks;
+            takes = takes || (lacks && node == layout->node);
+        }
+        if (!needed) continue;
         int source = replica_source(store, held, r);
-        status = replica_send(store, r, mark, source, target, window, err);
+        status = replica_send(store, r, mark, source, takes, window, err);
     }
     tdm__undo_write_end(store->undo_log);
     return status;

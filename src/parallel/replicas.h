@@ -18,8 +18,9 @@
  * (undo_log.h): step + 2 of the step that wrote it; 0: invalid. A version is written in a write section, and its mark
  * is 0 meanwhile.
  *
- * The arrays of a replica are in the memory of the node of its home, the rank that executes it. When the membership
- * changes, they are copied to the node of the new home (tdm__replicas_recover).
+ * The arrays of a replica are in the memory of the node of its home, the rank that executes it. If a step changes single
+ * replicas (is_ordered), every node keeps the arrays of all of them, as it keeps the model, and makes the same updates.
+ * When the membership changes, arrays are copied to the nodes that need them (tdm__replicas_recover).
  */
 #ifndef TANDEM_PARALLEL_REPLICAS_H
 #define TANDEM_PARALLEL_REPLICAS_H
@@ -51,6 +52,9 @@ void tdm__replicas_destroy(const tdm_params *store, tdm__replicas *replicas);
 
 /* The place that executes a replica. */
 int tdm__replica_home(const tdm_params *store, int64_t replica);
+/* The place of this node that writes the versions of a replica here: its home, or if that is on another node and updates
+ * are in order, the first place of this node. -1: this node does not keep the replica. */
+int tdm__replica_keeper(const tdm_params *store, int64_t replica);
 float *tdm__replica_array(const tdm__replicas *replicas, int64_t replica, int version, int array);
 /* An array of the current version, by its block of the parameter store; NULL: there is none. */
 float *tdm__replica_block(const tdm__replicas *replicas, int block, int64_t *replica);
@@ -66,11 +70,11 @@ void tdm__replica_use(tdm__replicas *replicas, int64_t replica, uint64_t mark);
 /* Marks as invalid what this node holds; clears it as well. In a write section, by the first rank of the node. */
 void tdm__replicas_invalidate(const tdm__replicas *replicas);
 void tdm__replicas_clear(tdm__replicas *replicas);
-/* Marks the current versions of the replicas whose home is on this node. In a write section, by the first rank of the node. */
+/* Marks the current versions of the replicas that this node keeps. In a write section, by the first rank of the node. */
 void tdm__replicas_mark(const tdm_params *store, uint64_t mark);
 /* Makes the versions with this mark current; version 0 where there is none. */
 void tdm__replicas_attach(tdm__replicas *replicas, uint64_t mark);
-/* Copies the versions with this mark to the nodes of their homes. `here`: this node may hold some. *found: none is
+/* Copies the versions with this mark to the nodes that keep them. `here`: this node may hold some. *found: none is
  * missing. By the first ranks of all nodes, together. */
 tdm_status tdm__replicas_recover(const tdm_params *store, uint64_t mark, bool here, bool *found,
                                  tdm_error *err);

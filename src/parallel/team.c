@@ -366,11 +366,12 @@ static tdm_status team_prepare_lane_sums(tdm_team *team, tdm_error *err)
 }
 
 /* Messages are needed with several nodes, with sharded gradients, and for reductions other than the
- * tree. */
+ * tree. Updates in order are made in the memory of each node (common.c). */
 static bool team_needs_messages(const tdm_team *team)
 {
-    return team->size > 1 && (team->layout->node_count > 1 || team->job->parallel.zero >= 2 ||
-                              team->job->parallel.reduce != TDM_JOB_REDUCE_TREE);
+    return team->size > 1 && !tdm_job_is_async(team->job) &&
+           (team->layout->node_count > 1 || team->job->parallel.zero >= 2 ||
+            team->job->parallel.reduce != TDM_JOB_REDUCE_TREE);
 }
 
 /* The maximum number of lanes a rank may ever execute, and of gradient buffers for them. */
@@ -384,7 +385,8 @@ static void team_find_max(const tdm_team *team, int64_t *lanes, int *buffers)
     *lanes = mine.count;
     if (replicas && replicas->is_ordered) { /* the gradients of all replicas are kept */
         bool moves = team->job->parallel.balance == TDM_JOB_BALANCE_FEEDBACK;
-        *buffers = (int)(moves ? replicas->count : mine.count / team->slice_count) +
+        bool receives = team->layout->node_count > 1 && team->layout->leaders;
+        *buffers = (int)(moves || receives ? replicas->count : mine.count / team->slice_count) +
                    tdm_lane_buffers(lane_count, (tdm_slice){0, team->slice_count});
         return;
     }
@@ -501,7 +503,7 @@ static tdm_status team_place_lanes(tdm_team *team, tdm_error *err)
     if (!team->first || !team->next_first || !team->seconds || !team->notes || !team->ranks ||
         !team->balance)
         return tdm_fail_oom(err, "for the team");
-    if (replicas && team->layout->node_count > 1 &&
+    if (replicas && !replicas->is_ordered && team->layout->node_count > 1 &&
         team->job->parallel.balance != TDM_JOB_BALANCE_OFF)
         return tdm_fail(
             err, TDM_ERR_UNSUPPORTED,

@@ -73,7 +73,7 @@ static const model models[] = {
      "model: {hidden: [96], dropout: 0.1}\ntrain: {batch: 30, epochs: 4}\n"
      "optim: {kind: adamw, clip_norm: 1}\nparallel: {lanes: 2, balance: feedback}\n"
      "sync: {kind: server, mode: async, replicas: 8, compensation: 0.04}\n",
-     .max_zero = 1},
+     .max_zero = 1, .round = 4}, /* the updates of a round end where a line is due */
     {"cnn",
      "name: cnn\nseed: 4\ndata: {train: data.csv, test_fraction: 0.2, shape: [1, 8, 8]}\n"
      "layers: [conv: {channels: 8}, batch_norm: {}, relu: {}, flatten: {}, dropout: 0.1, "
@@ -103,16 +103,13 @@ static void write_data(void)
 
 static tdm_job_document *load(const model *m, int zero, const char *every)
 {
-    char runs[96], zeros[48], steps[64];
+    char runs[96], zeros[48], steps[64], lines[64];
+    snprintf(lines, sizeof(lines), "run.log_every_steps=%d", m->round > 0 ? m->round : 1);
     snprintf(runs, sizeof(runs), "run.dir=%s/runs", directory);
     snprintf(zeros, sizeof(zeros), "parallel.zero=%d", zero);
     snprintf(steps, sizeof(steps), "checkpoint.every_steps=%s", every);
-    const char *sets[] = {runs,
-                          zeros,
-                          steps,
-                          "checkpoint.ledger=true",
-                          "run.log_every_steps=1",
-                          "elastic.heartbeat=1"};
+    const char *sets[] = {
+        runs, zeros, steps, "checkpoint.ledger=true", lines, "elastic.heartbeat=1"};
     tdm_job_options options = {.overrides = sets, .override_count = 6};
     tdm_job_document *document = NULL;
     tdm_error err = {0};
@@ -474,6 +471,49 @@ static void begin_again(const model *m, const char *hash)
     compare(&w, &none, hash, "a host dies before the first checkpoint");
 }
 
+/* Whether the log of a run has a text. */
+static bool log_has(const char *run, const char *text)
+{
+    char path[600], line[4096];
+    bool found = false;
+    snprintf(path, sizeof(path), "%s/log.jsonl", run);
+    FILE *file = fopen(path, "r");
+    CHECK(file != NULL);
+    while (file && fgets(line, sizeof(line), file)) found = found || strstr(line, text);
+    if (file) fclose(file);
+    return found;
+}
+
+/* Every worker is a host of its own, whose memory ends with it. All updates are on all hosts, so the loss of any host but
+ * one loses none of them: training never goes back. */
+static void hosts_die(const model *m, const char *hash, uint64_t seed, int runs)
+{
+    char request[300], got[TDM_SHA256_HEX] = "", run[512] = "";
+    plan none = {0};
+    int hits;
+    world w = {.model = m, .size = 3, .every = "1000", .apart = true};
+    compare(&w, &none, hash, "on three hosts");
+    w.request = request;
+    for (size_t i = 0; i + 1 < sizeof(phases) / sizeof(phases[0]); i++) {
+        snprintf(request, sizeof(request),
+                 "%s:step=%d:rank=0:file=%s/host0-%zu,%s:step=%d:rank=1:file=%s/host1-%zu",
+                 phases[i], strcmp(phases[i], "update") == 0 ? 10 : 9, directory, i, phases[i],
+                 strcmp(phases[i], "update") == 0 ? 10 : 9, directory, i);
+        bool good = train(&w, &none, got, run, &hits);
+        CHECK(good && (hits == 2 || i < 3)); /* not every rank has an update in a round */
+        CHECK_TEXT(got, hash);
+        if (good) check_run(&w, run);
+        if (good) CHECK(!log_has(run, "training goes back"));
+        fprintf(stderr, "%s: %s, two of three hosts die in %s: %d hits\n",
+                good && strcmp(got, hash) == 0 ? "ok" : "NOT OK", m->name, phases[i], hits);
+    }
+    w.request = NULL;
+    for (int r = 0; r < runs; r++) {
+        plan p = {.kills = 1 + r % 3, .random = seed * 7000 + (uint64_t)r};
+        compare(&w, &p, hash, "hosts die at random");
+    }
+}
+
 int main(int argc, char **argv)
 {
     uint64_t seed = 1;
@@ -496,6 +536,7 @@ int main(int argc, char **argv)
         if (m == 0) stop_worker_that_finishes(&models[m], hash, "torn");
         if (m == 0) stop_worker_that_finishes(&models[m], hash, "mend");
         if (m == 0) begin_again(&models[m], hash);
+        if (strcmp(models[m].name, "async") == 0) hosts_die(&models[m], hash, seed, runs);
         const int zeros[] = {0, models[m].max_zero < 2 ? models[m].max_zero : 2};
         for (int z = 0; z < 2; z++) {
             int zero = zeros[z];

@@ -76,7 +76,7 @@ job stale 24 "$images" "$network" 'optim: {kind: sgd, lr: 0.05, momentum: 0.9}' 
     'sync: {kind: server, mode: stale, staleness: 1, replicas: 8, speeds: [9, 9, 9, 3, 9, 9, 9, 9], staleness_lr: true}' \
     'compress: {sparsify: topk, ratio: 0.1, min_elements: 100}'
 
-# Updates in order need the memory of one host.
+# Between hosts, updates in order need the whole state on each host.
 factors_of_order() {
     cat <<'TABLE'
 job async stale local-mlp dgc power
@@ -133,6 +133,8 @@ cnn hosts 4 3 off 16KB true
 local-mlp hosts 3 1 off 16KB true
 dgc hosts 4 0 off 16KB true
 power hosts 3 0 off 16KB true
+async hosts 3 0 moved auto true
+async hosts 4 0 off auto true
 TABLE
 }
 

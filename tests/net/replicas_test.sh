@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Jobs whose replicas keep state (local steps, top-k, sign, random-k, DGC) on one, two and three hosts in network
+# Jobs whose replicas keep state (local steps, top-k, sign, random-k, DGC, asynchronous updates) on one, two and three hosts in network
 # namespaces, with agents that are started as by ssh: each ends with the state hash of one rank, also if a worker is
 # killed on the way, and if the whole session is killed and resumed with another number of ranks.
 #   replicas_test.sh TANDEM [JOB...]
-# Jobs: local topk sign randomk dgc. Needs root, `ip`, the kernel's namespaces and etcd (make setup-etcd); without
+# Jobs: local topk sign randomk dgc async. With async, two of three hosts die as well. Needs root, `ip`, the kernel's namespaces and etcd (make setup-etcd); without
 # them the test is skipped (77).
 set -euo pipefail
 tandem=$(realpath "$1")
@@ -49,8 +49,11 @@ compress: {sparsify: randomk, ratio: 0.1, quantise: f16, min_elements: 100}'
 more[dgc]='optim: {kind: sgd, lr: 0.05, momentum: 0}
 sync: {replicas: 8}
 compress: {sparsify: topk_sampled, ratio: 0.01, momentum: 0.9, clip_norm: 1, warmup: 100, min_elements: 100}'
-# Phases of a step in which a worker is killed.
-declare -A phase=([local]=replica [topk]=replica [sign]=reduce [randomk]=update [dgc]=torn)
+more[async]='optim: {kind: adamw, lr: 0.003}
+sync: {kind: server, mode: async, replicas: 8, compensation: 0.04, jitter: 0.5}'
+# Phases of a step in which a worker is killed, and in which one stops; all ranks take part in a round of updates.
+declare -A stops=([async]=reduce)
+declare -A phase=([async]=reduce [local]=replica [topk]=replica [sign]=reduce [randomk]=update [dgc]=torn)
 
 job_make "$work/plain.yaml"
 for job in "${!more[@]}"; do
@@ -105,8 +108,15 @@ one_host() {
     start "$1-one" "$(on_hosts 3)" "$work/$1.yaml" --set "run.dir=$work/$1-one"
     ends_well "$1" one 3 "$work/$1-one"
 }
-# point JOB STEP: the number by which a point of TANDEM_TEST_KILL knows this step; with local steps that of the round.
-point() { if [ "$1" = local ]; then echo $(($2 / 4)); else echo "$2"; fi; }
+# point JOB STEP: the number by which a point of TANDEM_TEST_KILL knows this step; with local steps that of the round, and
+# with asynchronous updates that of the first one of the round after it.
+point() {
+    case $1 in
+    local) echo $(($2 / 4)) ;;
+    async) echo $(($2 + 1)) ;;
+    *) echo "$2" ;;
+    esac
+}
 # A worker of beta kills itself while it executes a step.
 two_hosts() {
     export NET_STRUCK=${host_address[beta]} NET_WISH
@@ -121,7 +131,7 @@ two_hosts() {
 three_hosts() {
     local host pid step
     export NET_STRUCK=${host_address[gamma]} NET_WISH
-    NET_WISH=forward:step=$(point "$1" 200):signal=STOP:file=$work/$1-stopped
+    NET_WISH=${stops[$1]:-forward}:step=$(point "$1" 200):signal=STOP:file=$work/$1-stopped
     start "$1-three" "$(on_hosts 2 1 2)" "$work/$1.yaml" --set "run.dir=$work/$1-three"
     wait_until "$limit_s" reached_or_ended "$work/$1-stopped" || true
     reached "$work/$1-stopped" || complain "$1-three: it never came to step 200"
@@ -143,7 +153,27 @@ three_hosts() {
     ends_well "$1" resumed 3 "$work/$1-three"
 }
 
-[ $# -gt 0 ] || set -- local topk sign randomk dgc
+# A worker of gamma stops in step 200; then all processes of beta and gamma are killed. Every update is on all hosts, so
+# alpha continues without a step back.
+two_die() {
+    local host pid
+    export NET_STRUCK=${host_address[gamma]} NET_WISH
+    NET_WISH=${stops[$1]}:step=$(point "$1" 200):signal=STOP:file=$work/$1-died
+    start "$1-rest" "$(on_hosts 2 1 2)" "$work/$1.yaml" --set "run.dir=$work/$1-rest" --set checkpoint.every_steps=1000
+    wait_until "$limit_s" reached_or_ended "$work/$1-died" || true
+    reached "$work/$1-died" || complain "$1-rest: it never came to step 200"
+    unset NET_STRUCK NET_WISH
+    for host in gamma beta; do
+        while [ -n "$(tandem_pids "$host")" ]; do
+            for pid in $(tandem_pids "$host"); do kill -9 "$pid" 2>/dev/null || true; done
+            sleep 0.02
+        done
+    done
+    ends_well "$1" rest some "$work/$1-rest"
+    if grep -q 'training goes back' "$work/$1-rest/$1-1/log.jsonl"; then complain "$1-rest: updates were lost"; fi
+}
+
+[ $# -gt 0 ] || set -- local topk sign randomk dgc async
 for job in "$@"; do
     "$tandem" train "$work/$job.yaml" -n 1 -q --json --set "run.dir=$work/$job-alone" >"$work/$job-alone.out"
     want=$(hash_in "$work/$job-alone.out")
@@ -151,5 +181,6 @@ for job in "$@"; do
     one_host "$job"
     two_hosts "$job"
     three_hosts "$job"
+    if [ "$job" = async ]; then two_die "$job"; fi
 done
 [ $failures -eq 0 ]
