@@ -51,6 +51,18 @@ test_an_order_of_another_clock() {
     assert_equal "$hash" "$other_hash" "the hash with the order of another clock"
 }
 
+# Where a round of updates ends depends on what is due, and must not affect a bit.
+test_rounds_affect_nothing() {
+    local -a compress=(--set compress.sparsify=randomk --set compress.ratio=0.2 --set compress.quantise=int8
+        --set compress.min_elements=1 --set compress.warmup=8)
+    trains 1 "${compress[@]}"
+    local compressed=$hash
+    trains 2 "${compress[@]}" --set run.log_every_steps=1
+    assert_equal "$hash" "$compressed" "the hash with short rounds"
+    trains 1 --set run.log_every_steps=1
+    assert_equal "$hash" "$want" "the hash without compression and with short rounds"
+}
+
 test_a_rank_dies() {
     local phase
     for phase in replica:rank=0 reduce:rank=0 update publish:rank=0; do
