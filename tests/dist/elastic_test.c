@@ -484,7 +484,7 @@ static bool log_has(const char *run, const char *text)
     return found;
 }
 
-/* Every worker is a host of its own, whose memory ends with it. All updates are on all hosts, so the loss of any host but
+/* Every worker is a separate host, whose memory ends with it. All updates are on all hosts, so the loss of any host but
  * one loses none of them: training never goes back. */
 static void hosts_die(const model *m, const char *hash, uint64_t seed, int runs)
 {

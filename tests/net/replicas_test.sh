@@ -57,7 +57,10 @@ declare -A phase=([async]=reduce [local]=replica [topk]=replica [sign]=reduce [r
 
 job_make "$work/plain.yaml"
 for job in "${!more[@]}"; do
-    sed -e '/^optim:/d' -e "s/^name: .*/name: $job/" -e 's/steps: 350/steps: 360/' "$work/plain.yaml" >"$work/$job.yaml"
+    keys='/^optim:/d'
+    # Updates in order need the whole state on each host; those of a round end where a line is due.
+    [ "$job" != async ] || keys+='; s/zero: 1/zero: 0/; s/log_every_steps: 1/log_every_steps: 20/'
+    sed -e "$keys" -e "s/^name: .*/name: $job/" -e 's/steps: 350/steps: 360/' "$work/plain.yaml" >"$work/$job.yaml"
     printf '%s\n' "${more[$job]}" >>"$work/$job.yaml"
 done
 

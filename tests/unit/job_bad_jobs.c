@@ -429,6 +429,9 @@ const bad_job bad_jobs[] = {
      "job.yaml:2:35: 'sync.kind: server' has at most 64 replicas; reduce 'sync.replicas'\n"},
     {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async, replicas: 4, speeds: [1, 2]}\n"),
      NO_SET, "job.yaml:2:48: 'sync.speeds' needs one number for each of the 'sync.replicas'\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async}\nparallel: {zero: 2}\n"), NO_SET,
+     "job.yaml:2:8: 'sync.kind: server' updates whole gradients in the memory of each host; set "
+     "'parallel.zero' to 0 or 1\n"},
     {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async, order: recorded}\n"), NO_SET,
      "job.yaml:2:35: 'sync.order: recorded' requires 'sync.order_from', the run whose order of "
      "updates is repeated\n"},
