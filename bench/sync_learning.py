@@ -23,24 +23,29 @@ REPLICAS = 4
 # The synchronous runs, by the optimiser that the methods below share with them.
 ADAMW, SGD = "AdamW", "SGD, momentum 0.9"
 TOPK = {"compress.sparsify": "topk_sampled"}
-ASYNC = {"sync.kind": "server", "sync.mode": "async"}
+LOCAL = {"sync.kind": "local", "sync.period": 8}
+LR = "learning rate / that of the synchronous run"
+# Gradients of older models need a smaller learning rate, and less momentum.
+ASYNC = {"sync.kind": "server", "sync.mode": "async", LR: 0.25}
+STALE = {**ASYNC, "sync.mode": "stale", "sync.staleness": 4, "sync.speeds": "[4, 4, 4, 1]"}
 
-# Name, the synchronous run that it is compared with, settings. {warmup} is the number of steps of a warm-up.
+# Name, the synchronous run that it is compared with, settings. {warmup} and {half} are numbers of steps.
 DGC = {**TOPK, "compress.ratio": 0.001, "compress.momentum": 0.9, "compress.clip_norm": 1,
        "compress.warmup": "{warmup}", "optim.clip_norm": 0}
 METHODS = [
     ("all_reduce", ADAMW, {}),
-    ("local SGD, H = 8", ADAMW, {"sync.kind": "local", "sync.period": 8}),
+    ("local SGD, H = 8", ADAMW, LOCAL),
+    ("local SGD, H = 8, second half", ADAMW, {**LOCAL, "sync.start_step": "{half}"}),
     ("DiLoCo, H = 50", ADAMW, {"sync.kind": "local", "sync.period": 50, "sync.outer": "nesterov"}),
-    ("async", ADAMW, ASYNC),
-    ("stale, bound 4", ADAMW, {"sync.kind": "server", "sync.mode": "stale", "sync.staleness": 4}),
+    ("async", ADAMW, {**ASYNC, "optim.beta1": 0}),
+    ("stale, bound 4, a slow worker", ADAMW, {**STALE, "optim.beta1": 0}),
     ("top-k 1 %", ADAMW, {**TOPK, "compress.ratio": 0.01}),
     ("DGC 0.1 %", ADAMW, {**DGC, "optim.beta1": 0}),
     ("sign with feedback", ADAMW, {"compress.quantise": "sign"}),
     ("int8", ADAMW, {"compress.quantise": "int8"}),
     ("PowerSGD, rank 4", ADAMW, {"compress.rank": 4}),
     ("all_reduce, SGD", SGD, {}),
-    ("async, SGD", SGD, ASYNC),
+    ("async, SGD", SGD, {**ASYNC, "optim.momentum": 0.5}),
     ("top-k 1 %, SGD", SGD, {**TOPK, "compress.ratio": 0.01}),
     ("DGC 0.1 %, SGD", SGD, {**DGC, "optim.momentum": 0}),
     ("sign with feedback, SGD", SGD, {"compress.quantise": "sign"}),
@@ -66,7 +71,11 @@ class Task:
                  "parallel.lanes": REPLICAS, "eval.every_epochs": "never", "eval.every_steps": "never",
                  "checkpoint.every_epochs": "never", "checkpoint.every_steps": "never", "compute.threads": 1}
         every.update(self.sets[optimiser])
-        every.update({key: str(value).format(warmup=self.warmup) for key, value in sets.items()})
+        every.update({key: str(value).format(warmup=self.warmup, half=self.steps // 2)
+                      for key, value in sets.items() if key != LR})
+        for key in ("optim.lr", "schedule.floor"):
+            if LR in sets and key in every:
+                every[key] *= sets[LR]
         if any(key.startswith(("sync.", "compress.")) for key in sets):
             every["sync.replicas"] = REPLICAS
         return every
@@ -94,7 +103,7 @@ def gpt_task(name, layers, width, heads, context, batch, steps):
         sys.exit(f"bench: {os.path.relpath(text)} is missing; examples/04_shakespeare/README.md says what it is")
     model = {"model.layers": layers, "model.width": width, "model.heads": heads, "model.context": context,
              "train.batch": batch, "schedule.warmup": steps // 20, "eval.batch": 1024}
-    adamw = {**model, "optim.kind": "adamw", "optim.lr": 0.003, "schedule.floor": 0.0003}
+    adamw = {**model, "optim.kind": "adamw", "optim.lr": 0.006, "schedule.floor": 0.0006}
     return Task(name, os.path.join(ROOT, "examples", "04_shakespeare", "job.yaml"), steps, steps // 4, "test_loss",
                 {ADAMW: adamw})
 
