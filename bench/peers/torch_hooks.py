@@ -70,7 +70,9 @@ def main():
     test_x, test_classes = digits(a.data, "t10k")
     dist.init_process_group("gloo", init_method="tcp://" + a.master, rank=a.rank, world_size=a.ranks)
     bare = perceptron(list(map(int, a.hidden.split(","))))
-    model = DistributedDataParallel(bare)
+    if a.hook == "powersgd":  # its callbacks wait for each other in Gloo's two threads: it needs a single bucket
+        dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 30
+    model = DistributedDataParallel(bare, bucket_cap_mb=1024 if a.hook == "powersgd" else None)
     hook_into(model, a.hook)
     optimiser = torch.optim.SGD(model.parameters(), lr=a.lr, momentum=0.9)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
