@@ -30,18 +30,19 @@ DGC_BAR = 5  # times as fast as the fastest dense method, at 100 Mbit/s
 
 MOMENTUM = {"optim.momentum": 0.9}
 DENSE = ("all_reduce, f32", "all_reduce, bf16")
-# Name, settings, steps of a measurement at 1 Gbit/s and at 100 Mbit/s.
+CORRECTED = {"optim.momentum": 0, "compress.sparsify": "topk_sampled", "compress.momentum": 0.9}
+# Name, settings, steps of a measurement at 1 Gbit/s and at 100 Mbit/s. The learning rate is LR, unless a method does not
+# learn with that.
 OURS = [
     (DENSE[0], MOMENTUM, 16, 6),
     (DENSE[1], {**MOMENTUM, "compress.quantise": "bf16"}, 16, 5),
     ("int8", {**MOMENTUM, "compress.quantise": "int8"}, 16, 6),
-    ("sign", {**MOMENTUM, "compress.quantise": "sign"}, 24, 16),
-    ("top-k 1 %", {**MOMENTUM, "compress.sparsify": "topk_sampled", "compress.ratio": 0.01}, 24, 24),
-    ("DGC 0.1 %", {"optim.momentum": 0, "compress.sparsify": "topk_sampled", "compress.ratio": 0.001,
-                   "compress.momentum": 0.9}, 24, 24),
+    ("sign", {**MOMENTUM, "compress.quantise": "sign", "optim.lr": 0.02}, 24, 16),
+    ("top-k 1 %", {**CORRECTED, "compress.ratio": 0.01}, 24, 24),
+    ("DGC 0.1 %", {**CORRECTED, "compress.ratio": 0.001}, 24, 24),
     ("PowerSGD, rank 4", {**MOMENTUM, "compress.rank": 4}, 24, 24),
     ("local SGD, H = 8", {**MOMENTUM, "sync.kind": "local", "sync.period": 8}, 48, 24),
-    ("DiLoCo, H = 50", {**MOMENTUM, "sync.kind": "local", "sync.period": 50, "sync.outer": "nesterov"}, 100, 100),
+    ("DiLoCo, H = 50", {**MOMENTUM, "sync.kind": "local", "sync.period": 50, "sync.outer": "nesterov"}, 150, 150),
 ]
 THEIRS = [("none", "PyTorch, f32", 16, 8), ("fp16", "PyTorch, fp16", 16, 8), ("powersgd", "PyTorch, PowerSGD 4", 24, 24)]
 
@@ -146,31 +147,32 @@ def their_losses(b, hook):
     return Together(commands, [environment("lo")] * HOSTS).answers()[0]["losses"]
 
 
-def curves(b):
-    """Writes the steps to CURVES, for `network`."""
-    steps = {}
-    for name, sets, *_ in ours_of(b):
-        steps[name] = steps_to_target(our_losses(b, sets))
-        b.row(f"{name}: steps to a test loss of {TARGET}", steps[name] or float("nan"))
-    for hook, name, *_ in THEIRS:
-        steps[name] = steps_to_target(their_losses(b, hook))
-        b.row(f"{name}: steps to a test loss of {TARGET}", steps[name] or float("nan"))
-    with open(CURVES, "w") as out:
-        json.dump({"target": TARGET, "quick": b.options.quick, "steps": steps}, out)
-
-
 def known_curves(b):
+    """What an earlier sitting has counted, by method and settings."""
     try:
         with open(CURVES) as text:
             known = json.load(text)
-        names = [m[0] for m in ours_of(b)] + [m[1] for m in THEIRS]
-        if known["target"] == TARGET and all(name in known["steps"] for name in names) and \
-                known["quick"] <= b.options.quick:
-            return known["steps"]
+        return known["steps"] if known["target"] == TARGET else {}
     except (OSError, ValueError, LookupError):
-        pass
-    curves(b)
-    return known_curves(b)
+        return {}
+
+
+def curves(b):
+    """Returns the steps by the name of a method. They are written to CURVES, and counted once for the same settings."""
+    known, steps = known_curves(b), {}
+    ours = [(name, f"{name} {json.dumps(sets, sort_keys=True)}", lambda sets=sets: our_losses(b, sets))
+            for name, sets, *_ in ours_of(b)]
+    theirs = [(name, f"{name} {common.torch_version()}", lambda hook=hook: their_losses(b, hook))
+              for hook, name, *_ in THEIRS]
+    for name, key, losses in ours + theirs:
+        if key not in known:
+            known[key] = steps_to_target(losses())
+        if not b.options.quick:
+            with open(CURVES, "w") as out:
+                json.dump({"target": TARGET, "steps": known}, out, indent=1)
+        steps[name] = known[key]
+        b.row(f"{name}: steps to a test loss of {TARGET}", steps[name] or float("nan"))
+    return steps
 
 
 # ---- the time of a step ----------------------------------------------------------------------------------------
@@ -186,8 +188,8 @@ def sent_bytes(hosts):
     return total
 
 
-def our_step(b, hosts, sets, steps, secret):
-    """The mean seconds of a step, and the mean bytes that a host sends in it."""
+def our_run(b, hosts, sets, steps, secret):
+    """The seconds of all steps, and what a host sends from the start of the run to its end."""
     place = hosts.place(secret)
     directory = new_directory()
     before = sent_bytes(hosts)
@@ -196,19 +198,28 @@ def our_step(b, hosts, sets, steps, secret):
         said = hosts.start(lambda i: command, place)[0]
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    return said["seconds"] / steps, (sent_bytes(hosts) - before) / steps / hosts.count
+    return said["seconds"], (sent_bytes(hosts) - before) / hosts.count
+
+
+def our_step(b, hosts, sets, steps, secret):
+    """The mean seconds of a step, and the mean bytes that a host sends in it: without those of the first round, and of the
+    start and end of a run."""
+    first = sets.get("sync.period", 1)
+    rounds = max(1, (steps - first) // first)
+    short = our_run(b, hosts, sets, first, secret)
+    long = our_run(b, hosts, sets, first * (1 + rounds), secret)
+    return [(more - less) / (first * rounds) for more, less in zip(long, short)]
 
 
 def their_step(hosts, hook, steps):
     master = f"{hosts.address(0)}:{some_port()}"
-    before = sent_bytes(hosts)
-    commands = [torch_words(r, master, hook, steps) for r in range(hosts.count)]
+    commands = [torch_words(r, master, hook, steps, "--device", "wire") for r in range(hosts.count)]
     said = hosts.start(lambda i: commands[i], lambda i: environment("wire"))[0]
-    return said["step_ms"] / 1e3, (sent_bytes(hosts) - before) / steps / hosts.count
+    return said["step_ms"] / 1e3, said["sent"]
 
 
 def network(b):
-    steps_to = known_curves(b)
+    steps_to = curves(b)
     secret = secrets.token_hex(16)
     results = {}
     rates = [int(rate) for rate in (b.options.rates or "1000,100").split(",")]
@@ -216,8 +227,6 @@ def network(b):
         with Hosts(HOSTS, mbit) as hosts:
             for name, sets, fast, slow in ours_of(b):
                 steps = 2 if b.options.quick else fast if mbit >= 1000 else slow
-                if sets.get("sync.period"):
-                    steps = max(steps, sets["sync.period"])
                 results[mbit, name] = our_step(b, hosts, sets, steps, secret)
             for hook, name, fast, slow in THEIRS:
                 results[mbit, name] = their_step(hosts, hook, 6 if b.options.quick else fast if mbit >= 1000 else slow)

@@ -1,10 +1,11 @@
 """One rank of PyTorch's DistributedDataParallel over Gloo, with one of its communication hooks, on MNIST's digits.
 
     torch_hooks.py --rank R --ranks N --master HOST:PORT --hook none|fp16|powersgd --steps S --data DIR
-                   [--batch B] [--hidden A,B] [--lr LR] [--every E] [--target LOSS]
+                   [--batch B] [--hidden A,B] [--lr LR] [--every E] [--target LOSS] [--device NAME]
 
 The model is a perceptron, the optimiser SGD with momentum 0.9. Rank 0 prints one JSON object: the median time of a
-step and, with --every, the test loss after every E steps, until it is at most --target.
+step and, with --every, the test loss after every E steps, until it is at most --target; with --device, also how many
+bytes a rank sends in a step through that network device, the mean of all ranks.
 """
 
 import argparse
@@ -37,6 +38,13 @@ def digits(directory, part):
     return images.reshape(len(images), -1), read_idx(os.path.join(directory, f"{part}-labels-idx1-ubyte")).long()
 
 
+def sent_bytes(device):
+    if not device:
+        return 0
+    with open(f"/sys/class/net/{device}/statistics/tx_bytes") as text:
+        return int(text.read())
+
+
 def perceptron(hidden):
     sizes = [784, *hidden]
     layers = [layer for i, o in zip(sizes, sizes[1:]) for layer in (nn.Linear(i, o), nn.ReLU())]
@@ -63,6 +71,7 @@ def main():
     p.add_argument("--lr", type=float, default=0.05)
     p.add_argument("--every", type=int, default=0)
     p.add_argument("--target", type=float, default=0)
+    p.add_argument("--device")
     a = p.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -77,11 +86,13 @@ def main():
     optimiser = torch.optim.SGD(model.parameters(), lr=a.lr, momentum=0.9)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
     part = slice(a.batch * a.rank // a.ranks, a.batch * (a.rank + 1) // a.ranks)
-    times, losses = [], []
+    times, losses, begin = [], [], 0
     for step in range(a.steps):
         first = step * a.batch % (len(x) - a.batch)
         mine = order[first:first + a.batch][part]
         dist.barrier()
+        if step == SKIPPED:
+            begin = sent_bytes(a.device)
         start = time.perf_counter()
         F.cross_entropy(model(x[mine]), classes[mine]).backward()
         optimiser.step()
@@ -95,9 +106,11 @@ def main():
             losses.append((step + 1, word.item()))
             if word.item() <= a.target:
                 break
+    sent = torch.tensor([(sent_bytes(a.device) - begin) / max(1, len(times) - SKIPPED)], dtype=torch.float64)
+    dist.all_reduce(sent)
     if a.rank == 0:
         print(json.dumps({"peer": "torch " + torch.__version__, "hook": a.hook, "steps": len(times),
-                          "step_ms": 1e3 * statistics.median(times[SKIPPED:] or times), "losses": losses,
+                          "step_ms": 1e3 * statistics.median(times[SKIPPED:] or times), "losses": losses, "sent": sent.item() / a.ranks,
                           "parameters": sum(q.numel() for q in bare.parameters())}))
     dist.barrier()
     dist.destroy_process_group()
