@@ -43,6 +43,7 @@ static const char *const layouts[TDM__FRAME_TYPES] = {
     [TDM__FRAME_START] = "c*",       [TDM__FRAME_PING] = "T",       [TDM__FRAME_BEAT] = "T",
     [TDM__FRAME_EXCHANGE] = "u*",    [TDM__FRAME_GATHERED] = "uc*", [TDM__FRAME_NEWS] = "krgsiuTW",
     [TDM__FRAME_ASK] = "ikuc*",      [TDM__FRAME_ANSWER] = "iT",    [TDM__FRAME_BYE] = "",
+    [TDM__FRAME_DATA] = "*",
 };
 
 static const field *wire_field_of(char letter)
@@ -109,6 +110,12 @@ void tdm__wire_write(const tdm__frame *frame, tdm_str *out)
 {
     tdm__wire_write_before(frame, frame->byte_count, out);
     if (frame->byte_count > 0) tdm_str_add_bytes(out, frame->bytes, frame->byte_count);
+}
+
+void tdm__wire_data_head(size_t body_bytes, uint8_t *out)
+{
+    const uint32_t words[] = {TDM__WIRE_MAGIC, TDM__FRAME_DATA, (uint32_t)body_bytes};
+    for (size_t i = 0; i < TDM__WIRE_HEAD; i++) out[i] = (uint8_t)(words[i / 4] >> (8 * (i % 4)));
 }
 
 void tdm__wire_opening(const tdm__frame *prove, const uint8_t hub_nonce[TDM__WIRE_NONCE],

@@ -61,6 +61,7 @@ typedef enum tdm__frame_type {
                              has lost its connection to rank `number` */
     TDM__FRAME_ANSWER, /* hub: answer to the question `id`; to SUSPECT it answers with NEWS */
     TDM__FRAME_BYE,    /* rank: it leaves; hub: it ends */
+    TDM__FRAME_DATA,   /* bytes of another protocol (src/server) */
     TDM__FRAME_TYPES
 } tdm__frame_type;
 
@@ -85,6 +86,9 @@ typedef struct tdm__frame {
 void tdm__wire_write(const tdm__frame *frame, tdm_str *out);
 /* The same without `bytes`: the caller sends `rest_bytes` more bytes after it. */
 void tdm__wire_write_before(const tdm__frame *frame, size_t rest_bytes, tdm_str *out);
+
+/* Writes the head of a DATA frame with this body, TDM__WIRE_HEAD bytes. */
+void tdm__wire_data_head(size_t body_bytes, uint8_t *out);
 
 /* Parses the head at `bytes`, at least TDM__WIRE_HEAD of them. False: it is invalid. */
 bool tdm__wire_head(const uint8_t *bytes, uint8_t *out_type, size_t *out_body_bytes);
