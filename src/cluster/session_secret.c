@@ -9,10 +9,12 @@
  * session's name, so that an agent with another secret is rejected at once, before its workers are.
  */
 #include "base/base.h"
+#include "cluster/cluster.h"
 #include "cluster/session.h"
 #include "kv/kv.h"
 #include "os/os.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,6 +105,40 @@ tdm_status tdm_session_secret(const tdm_session_hold *hold, const char *given,
                     "same text here and where the session is started, or TANDEM_SECRET_FILE to a "
                     "file of mode 600 that contains it",
                     hold->place.session);
+}
+
+/* Creates the file with a random secret; TDM_ERR_EXISTS: another process was first. */
+static tdm_status secret_create_file(const char *path, tdm_error *err)
+{
+    uint8_t drawn[16];
+    char text[TDM_SECRET_BYTES];
+    TDM_TRY(tdm_os_random(drawn, sizeof(drawn), err));
+    tdm_hex(drawn, sizeof(drawn), text);
+    explicit_bzero(drawn, sizeof(drawn));
+    tdm_arena *arena = tdm_arena_create("secret");
+    const char *fresh = arena ? tdm_arena_printf(arena, "%s.%ld", path, (long)getpid()) : NULL;
+    tdm_status status = fresh ? tdm__session_put_file(fresh, text, err)
+                              : tdm_fail_oom(err, "for a secret");
+    /* A link, because it fails if the file exists: a reader never sees a file without its text. */
+    if (status == TDM_OK && link(fresh, path) != 0)
+        status = errno == EEXIST ? TDM_ERR_EXISTS : tdm_os_fail(err, "cannot create", path);
+    if (fresh) (void)unlink(fresh);
+    explicit_bzero(text, sizeof(text));
+    tdm_arena_destroy(arena);
+    return status;
+}
+
+tdm_status tdm_secret_find(const char *path, bool creates, char out[TDM_SECRET_BYTES],
+                           tdm_error *err)
+{
+    tdm_status status = secret_of_environment(out, err);
+    if (status != TDM_ERR_NOT_FOUND || !path) return status;
+    if (creates && !tdm_path_exists(path)) {
+        status = secret_create_file(path, err);
+        if (status != TDM_OK && status != TDM_ERR_EXISTS) return status;
+    }
+    if (!tdm_path_exists(path)) return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s does not exist", path);
+    return secret_read_file(path, out, err);
 }
 
 /* ---- line before a job ----------------------------------------------------------------------- */
