@@ -26,7 +26,7 @@ enum {
     CLI_INTERRUPTED = 130
 };
 
-enum { CLI_MAX_OPTIONS = 16, CLI_MAX_SETS = 64, CLI_MAX_ARGUMENTS = 1024 };
+enum { CLI_MAX_OPTIONS = 20, CLI_MAX_SETS = 64, CLI_MAX_ARGUMENTS = 1024 };
 
 typedef struct cli_option {
     const char *name;  /* long name, without dashes; NULL ends the list */
@@ -65,7 +65,7 @@ struct cli_args {
 
 extern const cli_command cli_train, cli_eval, cli_predict, cli_generate, cli_inspect, cli_hash,
     cli_replay, cli_ledger, cli_checkpoint, cli_job, cli_run, cli_ps, cli_stop, cli_join, cli_leave,
-    cli_agent, cli_trace, cli_bench, cli_doctor, cli_version, cli_help;
+    cli_agent, cli_server, cli_trace, cli_bench, cli_doctor, cli_version, cli_help;
 /* All commands, in the order of the help; NULL-terminated. */
 const cli_command *const *cli_commands(void);
 const cli_command *cli_find_command(const char *name);

@@ -12,8 +12,8 @@
 static const cli_command *const commands[] = {
     &cli_train,  &cli_eval,       &cli_predict, &cli_generate, &cli_inspect, &cli_replay,
     &cli_ledger, &cli_checkpoint, &cli_hash,    &cli_job,      &cli_run,     &cli_ps,
-    &cli_stop,   &cli_join,       &cli_leave,   &cli_agent,    &cli_trace,   &cli_bench,
-    &cli_doctor, &cli_version,    &cli_help,    NULL,
+    &cli_stop,   &cli_join,       &cli_leave,   &cli_agent,    &cli_server,  &cli_trace,
+    &cli_bench,  &cli_doctor,     &cli_version, &cli_help,     NULL,
 };
 
 const cli_command *const *cli_commands(void)

@@ -374,6 +374,40 @@
  * lost. */
 #define TDM__TIMING_SESSION_SAVE_LOOK_S 5.0
 
+/* ---- server: parameter servers ---------------------------------------------------------------------- */
+
+/* Lease of a server in a local store: a dead server is replaced when it has ended, and clients should not wait for
+ * longer than a second. In etcd: whole seconds, and one is often too short for its own elections. */
+#define TDM__TIMING_SERVER_LEASE_LOCAL_S 0.6
+#define TDM__TIMING_SERVER_LEASE_FAR_S 2.0
+/* A lease is renewed after this part of its length, so several attempts may fail. */
+#define TDM__TIMING_SERVER_RENEWALS 0.2
+/* Limit of a call of the store: longer than a lease, because a server without a store stops to answer anyway. */
+#define TDM__TIMING_SERVER_STORE_S 2.0
+/* Pause after a failed call of the store. */
+#define TDM__TIMING_SERVER_STORE_RETRY_S 0.05
+/* A server begins again with its successor after this silence, while it owes an answer; asks to expel it after the
+ * second time, which is longer than the load of a part of a copy takes. */
+#define TDM__TIMING_SERVER_RELINK_S 1.0
+#define TDM__TIMING_SERVER_ACCUSE_S 5.0
+/* A worker without a connection does not delay the others (stale) after this time: it may just have been started
+ * again. */
+#define TDM__TIMING_SERVER_WORKER_S 10.0
+/* A client that has left is forgotten after this time: longer than the deadline of any call (1,800 s), so no late
+ * repetition of a push is taken for a new one. */
+#define TDM__TIMING_SERVER_FORGET_S 3600.0
+/* How long a server that leaves waits for others to take over what it has. */
+#define TDM__TIMING_SERVER_LEAVE_S 30.0
+/* Limit to connect, and the pause after a failed attempt. */
+#define TDM__TIMING_SERVER_CONNECT_S 1.0
+#define TDM__TIMING_SERVER_RECONNECT_S 0.05
+/* Client: default deadline of calls; a request is sent again after RESEND_S without an answer (the connection may have
+ * been refused); while it waits, it reads the configuration this often. */
+#define TDM__TIMING_SERVER_CALL_S 30.0
+#define TDM__TIMING_SERVER_RESEND_S 0.3
+#define TDM__TIMING_SERVER_LOOK_LOCAL_S 0.02
+#define TDM__TIMING_SERVER_LOOK_FAR_S 0.2
+
 /* ---- parallel, train: recovery, checkpoints -------------------------------------------------------- */
 
 /* Limit for a process of an earlier epoch to end after SIGKILL; the kernel may first have to free its memory. */

@@ -1,0 +1,228 @@
+/*
+ * kill_test.c: real servers and workers, and real SIGKILLs.
+ *
+ *     TANDEM=PROGRAM TANDEM_KILLS=200 kill_test       # 6 kills if the number is not set
+ *
+ * Two workers (threads) push to a group of servers with replication 2, and pull all the time. A push adds 1 to a counter
+ * (a row of width 1, SGD with lr 1 and gradient -1), and is flushed; so each counter must be the number of flushed
+ * pushes, whatever was killed. A server is killed, another one is started, and when all chains are complete again, the
+ * next one is killed. The longest time of a flush is the time of a failover.
+ */
+#include "check.h"
+
+#include <tandem/server.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { WORKERS = 2, KEYS = 64, SERVERS = 3, SHARDS = 4 };
+
+static struct {
+    const char *tandem, *name;
+    char store[256];
+    pid_t servers[SERVERS];
+    char outputs[SERVERS][256]; /* files; their line has the address */
+} lab;
+
+typedef struct worker {
+    int number;
+    atomic_bool ends;
+    _Atomic uint64_t pushes;
+    double longest_s;
+    uint64_t counts[KEYS];
+    char problem[400];
+} worker;
+
+static void server_start(int number)
+{
+    snprintf(lab.outputs[number], sizeof(lab.outputs[number]), "%s",
+             check_write(number == 0   ? "a"
+                         : number == 1 ? "b"
+                                       : "c",
+                         ""));
+    pid_t pid = fork();
+    lab.servers[number] = pid;
+    if (pid != 0) return;
+    int out = open(lab.outputs[number], O_WRONLY | O_TRUNC);
+    if (out >= 0) dup2(out, 1);
+    execl(lab.tandem, "tandem", "server", lab.name, "--width", "1", "--shards", "4",
+          "--replication", "2", "--store", lab.store, (char *)NULL);
+    _exit(127);
+}
+
+static uint64_t key_of(const worker *w, uint64_t i)
+{
+    return (uint64_t)w->number * KEYS + i;
+}
+
+/* What the counters must be; the worker's own keys, so nobody else changes them. */
+static bool worker_check(worker *w, tdm_server_client *client, tdm_error *err)
+{
+    uint64_t keys[KEYS];
+    float rows[KEYS];
+    for (uint64_t i = 0; i < KEYS; i++) keys[i] = key_of(w, i);
+    if (tdm_server_client_pull(client, keys, KEYS, rows, NULL, err) != TDM_OK) return false;
+    for (int i = 0; i < KEYS; i++) {
+        if ((uint64_t)rows[i] == w->counts[i]) continue;
+        tdm_fail(err, TDM_ERR_INTERNAL, "counter %d of worker %d is %g, not %llu", i, w->number,
+                 (double)rows[i], (unsigned long long)w->counts[i]);
+        return false;
+    }
+    return true;
+}
+
+static void *worker_run(void *user)
+{
+    worker *w = user;
+    tdm_error err = {.status = TDM_OK};
+    tdm_server_client *client = NULL;
+    const tdm_server_client_options options = {
+        .place = {.name = lab.name, .store = lab.store}, .worker = w->number, .timeout_s = 30};
+    bool is_good = tdm_server_client_open(&options, &client, &err) == TDM_OK;
+    while (is_good && !atomic_load(&w->ends)) {
+        uint64_t push = atomic_load(&w->pushes);
+        uint64_t keys[2] = {key_of(w, push % KEYS), key_of(w, (push * 7 + 3) % KEYS)};
+        const float grads[2] = {-1, -1};
+        double began_s = tdm_clock_s();
+        is_good = tdm_server_client_push(client, keys, grads, 2, 1.0, &err) == TDM_OK &&
+                  tdm_server_client_flush(client, &err) == TDM_OK;
+        double took_s = tdm_clock_s() - began_s;
+        if (took_s > w->longest_s) w->longest_s = took_s;
+        w->counts[push % KEYS]++;
+        w->counts[(push * 7 + 3) % KEYS]++;
+        atomic_store(&w->pushes, push + 1);
+        if (is_good && push % 16 == 0) is_good = worker_check(w, client, &err);
+    }
+    if (is_good) is_good = worker_check(w, client, &err);
+    tdm_error closing = {.status = TDM_OK};
+    if (tdm_server_client_close(client, &closing) != TDM_OK && is_good) {
+        is_good = false;
+        err = closing;
+    }
+    if (!is_good) snprintf(w->problem, sizeof(w->problem), "%.390s", err.message);
+    return NULL;
+}
+
+static bool chains_are_complete(void)
+{
+    tdm_str text = TDM_STR_INIT;
+    tdm_error err;
+    const tdm_server_place place = {.name = lab.name, .store = lab.store};
+    bool is_good = tdm_server_describe(&place, &text, &err) == TDM_OK;
+    int complete = 0;
+    for (const char *at = tdm_str_text(&text); (at = strstr(at, "\nshard ")); at++) {
+        char line[128];
+        snprintf(line, sizeof(line), "%.*s", (int)strcspn(at + 1, "\n"), at + 1);
+        const char *members = strstr(line, ": servers");
+        int count = 0;
+        for (const char *c = members ? members + 9 : ""; *c; c++) count += *c == ' ';
+        complete += count == 2 && !strstr(line, "joining");
+    }
+    tdm_str_release(&text);
+    return is_good && complete == SHARDS;
+}
+
+/* Reads the address of a server, once it is in force. False: not yet. */
+static bool server_address(int number, char out[128])
+{
+    char text[256] = "";
+    FILE *file = fopen(lab.outputs[number], "r");
+    if (!file) return false;
+    bool has_line = fgets(text, sizeof(text), file) && strchr(text, '\n');
+    fclose(file);
+    const char *at = strstr(text, " at ");
+    if (!has_line || !at) return false;
+    snprintf(out, 128, "%.*s", (int)strcspn(at + 4, "\n"), at + 4);
+    return true;
+}
+
+static bool group_names(const char *address)
+{
+    tdm_str text = TDM_STR_INIT;
+    tdm_error err;
+    const tdm_server_place place = {.name = lab.name, .store = lab.store};
+    bool is_named = tdm_server_describe(&place, &text, &err) != TDM_OK ||
+                    strstr(tdm_str_text(&text), address);
+    tdm_str_release(&text);
+    return is_named;
+}
+
+static void print_group(void)
+{
+    tdm_str text = TDM_STR_INIT;
+    tdm_error err = {.status = TDM_OK};
+    const tdm_server_place place = {.name = lab.name, .store = lab.store};
+    if (tdm_server_describe(&place, &text, &err) != TDM_OK) printf("%s\n", err.message);
+    printf("%s", tdm_str_text(&text));
+    tdm_str_release(&text);
+}
+
+static bool await_chains(double seconds)
+{
+    double until_s = tdm_clock_s() + seconds;
+    while (!chains_are_complete()) {
+        if (tdm_clock_s() > until_s) return false;
+        check_sleep_s(0.02);
+    }
+    return true;
+}
+
+static void nothing_is_lost(void)
+{
+    const char *asked = getenv("TANDEM_KILLS");
+    int kills = asked && *asked ? (int)strtol(asked, NULL, 10) : 6;
+    static worker workers[WORKERS];
+    pthread_t threads[WORKERS];
+    lab.tandem = getenv("TANDEM");
+    REQUIRE(lab.tandem != NULL);
+    setenv("TANDEM_RUNTIME", check_path("run"), 1);
+    snprintf(lab.store, sizeof(lab.store), "local:%s", check_path("store"));
+    lab.name = "lab";
+    for (int i = 0; i < SERVERS; i++) server_start(i);
+    for (int i = 0; i < WORKERS; i++) {
+        workers[i].number = i;
+        REQUIRE(pthread_create(&threads[i], NULL, worker_run, &workers[i]) == 0);
+    }
+    uint64_t drawn = 1;
+    int done = 0;
+    for (; done < kills; done++) {
+        char address[128] = "";
+        drawn = drawn * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        int victim = (int)((drawn >> 33) % SERVERS);
+        if (!await_chains(30) || !server_address(victim, address)) break;
+        check_sleep_s((double)(drawn >> 40 & 127) * 1e-3);
+        kill(lab.servers[victim], SIGKILL);
+        waitpid(lab.servers[victim], NULL, 0);
+        /* Before the next kill the others have to notice this one. */
+        double until_s = tdm_clock_s() + 30;
+        while (group_names(address) && tdm_clock_s() < until_s) check_sleep_s(0.02);
+        server_start(victim);
+        while (!server_address(victim, address) && tdm_clock_s() < until_s) check_sleep_s(0.02);
+    }
+    if (done < kills) print_group();
+    CHECK_INT(done, kills);
+    CHECK(await_chains(30));
+    double longest_s = 0;
+    for (int i = 0; i < WORKERS; i++) {
+        atomic_store(&workers[i].ends, true);
+        pthread_join(threads[i], NULL);
+        CHECK_TEXT(workers[i].problem, "");
+        CHECK(workers[i].pushes > (uint64_t)kills);
+        if (workers[i].longest_s > longest_s) longest_s = workers[i].longest_s;
+    }
+    printf("%d kills, %llu flushed pushes, the longest took %.3f s\n", done,
+           (unsigned long long)(workers[0].pushes + workers[1].pushes), longest_s);
+    for (int i = 0; i < SERVERS; i++) {
+        kill(lab.servers[i], SIGKILL);
+        waitpid(lab.servers[i], NULL, 0);
+    }
+}
+
+static const check_test tests[] = {CHECK_TEST(nothing_is_lost)};
+
+CHECK_MAIN(tests)
