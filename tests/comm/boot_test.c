@@ -384,10 +384,14 @@ static uint8_t masked[SECRET]; /* the secret, stored so that the search does not
 static size_t count_secrets(const uint8_t *bytes, size_t count)
 {
     size_t found = 0;
-    for (size_t at = 0; at + SECRET <= count; at++) {
-        size_t i = 0;
-        while (i < SECRET && (bytes[at + i] ^ MASK) == masked[i]) i++;
+    const uint8_t *at = bytes, *end = bytes + count;
+    while (end - at >= SECRET) {
+        at = memchr(at, masked[0] ^ MASK, (size_t)(end - at) - SECRET + 1);
+        if (!at) break;
+        size_t i = 1;
+        while (i < SECRET && (at[i] ^ MASK) == masked[i]) i++;
         found += i == SECRET;
+        at++;
     }
     return found;
 }
