@@ -181,6 +181,10 @@ static void put_session(tdm_json_writer *w, const session_ref *ref, tdm_arena *a
     tdm_json_put_uint(w, "step", view->step);
     tdm_json_put_uint(w, "steps", view->steps);
     tdm_json_put_double(w, "samples_per_s", view->speed);
+    if (view->sent_bytes > 0) {
+        tdm_json_put_uint(w, "sent_bytes", view->sent_bytes);
+        tdm_json_put_double(w, "compression", view->compression);
+    }
     put_members(w, view);
     put_hosts(w, view);
     tdm_json_object_end(w);
@@ -300,6 +304,11 @@ static void show_ranks(const tdm_session_view *view, tdm_str *out)
     }
     for (; next < view->member_count; next++) add_member(&table, &view->members[next]);
     cli_table_print(&table, 2, out);
+    if (view->sent_bytes > 0) {
+        char sent[32];
+        tdm_str_addf(out, "  replicas send %s in a step, %.3g times less than as f32\n",
+                     tdm_text_bytes(view->sent_bytes, sent), view->compression);
+    }
     show_hosts(view, out);
 }
 

@@ -111,7 +111,9 @@ typedef struct tdm_session_member {
     bool is_orphan; /* the agent that started it is gone */
     int rank;       /* in the current epoch; -1: none */
     uint64_t step, steps;
-    double speed; /* samples per second, of all ranks */
+    double speed;        /* samples per second, of all ranks */
+    uint64_t sent_bytes; /* by all replicas in a step, compressed; 0: nothing is compressed */
+    double compression;  /* their size as f32, relative to that */
 } tdm_session_member;
 
 typedef struct tdm_session_host {
@@ -141,6 +143,8 @@ typedef struct tdm_session_view {
     int rank_count;
     uint64_t step, steps;
     double speed;
+    uint64_t sent_bytes; /* as that of a member */
+    double compression;
     const char *const *rank_ids; /* by rank */
     const char *const *rank_hosts;
     const char **leaver_ids; /* members that were asked to leave; some may be gone already */

@@ -25,7 +25,7 @@
  *     members/ID       host, slot, pid, agent (process that started it), orphan (that agent is
  *                      gone), born (revision of its first record), ready (waits to join, or is a
  *                      member), vault (as above), epoch (its last one; 0: none), phase, step, steps,
- *                      speed, run, lease_s
+ *                      speed, sent and compression (with compress), run, lease_s
  *     dead/ID          why ("killed by signal 9"), at (tdm_kv_now of its host when the death was
  *                      detected)
  *     reports/N/ID     why, regroup (true: nothing failed), whole (it has the state),

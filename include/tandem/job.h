@@ -518,8 +518,8 @@ TDM_API void tdm_job_show_json(const tdm_job *job, tdm_str *out);
  * A hash of the keys that affect the trained bits. Other keys (names, directories, intervals of
  * logging and saving) are excluded, as are the paths of data files, but not how they are read. The
  * length of the run is excluded as well, so that a finished run can be extended. Some keys affect
- * bits in some jobs only (decides_when): the length of the run if the schedule is as long, and the
- * keys of evaluation if the schedule depends on evaluations.
+ * bits in some jobs only (decides_when): the length of the run if the schedule is as long or if the end of the run
+ * can cut a period of local steps short, and the keys of evaluation if the schedule depends on evaluations.
  */
 TDM_API tdm_status tdm_job_hash(const tdm_job *job, char hex[TDM_SHA256_HEX], tdm_error *err);
 

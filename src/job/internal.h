@@ -115,6 +115,8 @@ extern const size_t tdm__elastic_key_count;
 extern const tdm_job_key tdm__early_stop_keys[TDM__EARLY_STOP_KEYS];
 /* Whether the learning rate depends on the length of the run. */
 bool tdm__schedule_is_as_long(const tdm_job *job);
+/* Whether the last period of local steps may be shorter than the others, so that a longer run differs before its end. */
+bool tdm__period_can_be_cut(const tdm_job *job);
 /* Whether the learning rate depends on evaluations. */
 bool tdm__schedule_evaluates(const tdm_job *job);
 

@@ -13,11 +13,17 @@
 
 #include "job/keys.h"
 
-#define AS_LONG "if the schedule is as long as the run"
+#define AS_LONG                                                                                    \
+    "if the schedule is as long as the run, or if its end can cut a period of 'sync.kind: local' short"
 #define EVALUATES "if the schedule is reduce_on_plateau"
 #define IS_LIBRARY "if the model is a library"
 #define IS_VENDOR "if compute.numerics is vendor"
 #define IS_ABOVE_0 "if it is above 0"
+
+static bool length_decides(const tdm_job *job)
+{
+    return tdm__schedule_is_as_long(job) || tdm__period_can_be_cut(job);
+}
 
 static const tdm__job_group groups[] = {
     {"", "The name of the job, the random seed, the layers of a custom network, and the store."},
@@ -374,7 +380,7 @@ static const tdm_job_key first_keys[] = {
     {
         KEY("train.epochs", INT, train.epochs),
         .fallback = "10",
-        BITS_IF(tdm__schedule_is_as_long, AS_LONG),
+        BITS_IF(length_decides, AS_LONG),
         RANGE(1, TDM__MAX_JOB_INT),
         .excludes = "train.steps",
         .also_called = "num_epochs max_epochs",
@@ -383,7 +389,7 @@ static const tdm_job_key first_keys[] = {
     {
         KEY("train.steps", INT, train.steps),
         .fallback_note = "derived from 'train.epochs'",
-        BITS_IF(tdm__schedule_is_as_long, AS_LONG),
+        BITS_IF(length_decides, AS_LONG),
         RANGE(1, TDM__MAX_JOB_INT),
         .excludes = "train.epochs",
         .also_called = "max_steps num_steps iterations",
@@ -441,7 +447,8 @@ static const tdm_job_key first_keys[] = {
         .fallback = "10",
         RANGE(1, TDM__MAX_JOB_INT),
         .help = "With 'train.bad_numbers: skip': the maximum number of consecutive skipped "
-                "steps. If one more is non-finite, the run ends as with stop.",
+                "steps (with 'sync.kind: local', of rounds). If one more is non-finite, the run "
+                "ends as with stop.",
     },
 };
 

@@ -81,6 +81,19 @@ static bool is_qsgd(const tdm_job *job)
     return job->compress.quantise == TDM_JOB_QUANTISE_QSGD;
 }
 
+static bool has_velocity(const tdm_job *job)
+{
+    return tdm_job_compresses(job) && job->compress.momentum > 0;
+}
+
+bool tdm__period_can_be_cut(const tdm_job *job)
+{
+    int64_t period = job->sync.period, steps = job->train.steps, start = job->sync.start_step;
+    if (!tdm_job_is_local(job) || (period == 1 && !is_adaptive(job))) return false;
+    if (steps == 0 || is_adaptive(job)) return true; /* the number of steps depends on the data */
+    return steps > start && (steps - start) % period != 0;
+}
+
 #define IF_LOCAL BITS_IF(tdm_job_is_local, "if 'sync.kind' is local")
 #define IF_ASYNC BITS_IF(tdm_job_is_async, "if 'sync.kind' is server and 'sync.mode' not sync")
 #define IF_COMPRESSED BITS_IF(tdm_job_compresses, "if the job compresses")
@@ -122,7 +135,9 @@ const tdm_job_key tdm__sync_keys[] = {
         .also_called = "local_steps inner_steps sync_every h",
         .help = "With 'sync.kind: local': the number of steps that each replica trains between two "
                 "averages. Lines of metrics, evaluations, checkpoints and stops follow an average, "
-                "so they can be later than the job asks, by less than a period.",
+                "so they can be later than the job asks, by less than a period; set "
+                "'elastic.grace' to more than the time of a period. At the end of the run the last "
+                "period can be shorter.",
     },
     {
         KEY("sync.adapt_lr", REAL, sync.adapt_lr),
@@ -302,8 +317,7 @@ const tdm_job_key tdm__sync_keys[] = {
         KEY("compress.threshold", REAL, compress.threshold),
         .fallback = "0.001",
         BITS_IF(has_threshold, "if 'compress.sparsify' is threshold"),
-        RANGE(0, INFINITY),
-        .min_open = true,
+        RANGE(1e-37, 1e38),
         .help = "The magnitude from which 'compress.sparsify: threshold' sends an element.",
     },
     {
@@ -336,7 +350,7 @@ const tdm_job_key tdm__sync_keys[] = {
     {
         KEY("compress.mask", BOOL, compress.mask),
         .fallback = "true",
-        IF_COMPRESSED,
+        BITS_IF(has_velocity, "if 'compress.momentum' is above 0"),
         .also_called = "factor_masking momentum_masking",
         .help = "With 'compress.momentum': whether the momentum of the elements that were sent is "
                 "cleared (factor masking of DGC).",
@@ -356,8 +370,9 @@ const tdm_job_key tdm__sync_keys[] = {
         BITS_IF(keeps_ratio, "if 'compress.sparsify' is topk, topk_sampled or randomk"),
         RANGE(0, TDM__MAX_JOB_INT),
         .also_called = "warmup_steps rampup_step",
-        .help = "The number of steps over which the fraction that is sent falls exponentially from "
-                "a quarter to 'compress.ratio'.",
+        .help =
+            "The number of steps (with 'sync.kind: local', of averages) over which the fraction "
+            "that is sent falls exponentially from a quarter to 'compress.ratio'.",
     },
     {
         KEY("compress.min_elements", INT, compress.min_elements),

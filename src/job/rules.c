@@ -227,6 +227,20 @@ static bool file_without_recorded(const tdm_job *job)
     return job->sync.order_from && job->sync.order != TDM_JOB_ORDER_RECORDED;
 }
 
+/* The default of sync.staleness is in every shown job. */
+static bool staleness_without_bound(const tdm_job *job)
+{
+    enum { DEFAULT_STALENESS = 4 };
+    bool is_stale = tdm_job_is_async(job) && job->sync.mode == TDM_JOB_SERVER_STALE;
+    return !is_stale && job->sync.staleness != DEFAULT_STALENESS;
+}
+
+static bool max_below_period(const tdm_job *job)
+{
+    return tdm_job_is_local(job) && job->sync.adapt_lr > 0 &&
+           job->sync.max_period < job->sync.period;
+}
+
 static bool async_with_lamb(const tdm_job *job)
 {
     return tdm_job_is_async(job) && job->optim.kind == TDM_JOB_OPTIM_LAMB;
@@ -361,6 +375,17 @@ static const rule rules[] = {
         .keys = {"sync.order_from", "sync.order"},
         .is_broken = file_without_recorded,
         .message = "'sync.order_from' is for 'sync.order: recorded'; set that, or remove this key",
+    },
+    {
+        .keys = {"sync.staleness", "sync.mode", "sync.kind"},
+        .is_broken = staleness_without_bound,
+        .message = "'sync.staleness' is the bound of 'sync.kind: server' with 'sync.mode: stale'; "
+                   "set these two, or remove this key",
+    },
+    {
+        .keys = {"sync.max_period", "sync.period", "sync.adapt_lr", "sync.kind"},
+        .is_broken = max_below_period,
+        .message = "'sync.max_period' is less than 'sync.period', the minimum; increase it",
     },
     {
         .keys = {"optim.kind", "sync.kind", "sync.mode"},
@@ -632,38 +657,53 @@ static bool is_server(const tdm_job *job)
 }
 
 /* Keys that only some strategies use. */
+static const struct {
+    const char *prefix, *except;
+    bool (*is_used)(const tdm_job *job);
+    const char *condition;
+} sync_groups[] = {
+    {"sync.",
+     "sync.kind sync.replicas sync.mode sync.staleness sync.staleness_lr sync.speeds sync.jitter "
+     "sync.compensation sync.order sync.order_from",
+     tdm_job_is_local, "'sync.kind' is local"},
+    {"sync.mode", "", is_server, "'sync.kind' is server"},
+    {"sync.staleness_lr", "", tdm_job_is_async, "'sync.mode' is async or stale"},
+    {"sync.speeds", "", tdm_job_is_async, "'sync.mode' is async or stale"},
+    {"sync.jitter", "", tdm_job_is_async, "'sync.mode' is async or stale"},
+    {"sync.order", "", tdm_job_is_async, "'sync.mode' is async or stale"},
+    {"sync.compensation", "", tdm_job_is_async, "'sync.mode' is async or stale"},
+    {"sync.replicas", "", tdm_job_has_replicas, "'sync.kind' is local or the job compresses"},
+    {"compress.", "compress.sparsify compress.quantise compress.rank compress.min_rate",
+     tdm_job_compresses, "'compress.sparsify', 'compress.quantise' or 'compress.rank' is set"},
+    {"compress.min_rate", "", tdm_job_factors, "'compress.rank' is set"},
+};
+
+/* What a key of 'sync' or 'compress' needs that this job lacks, for "unless"; NULL: nothing. */
+static const char *sync_key_lacks(const tdm_job_key *key, const tdm_job *job)
+{
+    bool is_one = false;
+    for (size_t g = 0; g < sizeof(sync_groups) / sizeof(sync_groups[0]); g++) {
+        if (strncmp(key->path, sync_groups[g].prefix, strlen(sync_groups[g].prefix)) != 0) continue;
+        is_one = true;
+        if (!tdm__has_word(sync_groups[g].except, key->path) && !sync_groups[g].is_used(job))
+            return sync_groups[g].condition;
+    }
+    /* The table of keys says which settings of a strategy or a compression use the key: "if ..." */
+    bool is_setting = !tdm__has_word(
+        "sync.kind sync.staleness compress.sparsify compress.quantise compress.rank", key->path);
+    bool is_unused = is_one && is_setting && key->decides_when && !key->decides_when(job) &&
+                     strncmp(key->decides_note, "if ", 3) == 0;
+    return is_unused ? key->decides_note + 3 : NULL;
+}
+
 static void warn_of_sync(tdm__loader *loader)
 {
-    static const struct {
-        const char *prefix, *except;
-        bool (*is_used)(const tdm_job *job);
-        const char *condition;
-    } groups[] = {
-        {"sync.",
-         "sync.kind sync.replicas sync.mode sync.staleness sync.speeds sync.jitter "
-         "sync.compensation sync.staleness_lr sync.order sync.order_from",
-         tdm_job_is_local, "'sync.kind' is local"},
-        {"sync.mode", "", is_server, "'sync.kind' is server"},
-        {"sync.staleness", "", tdm_job_is_async, "'sync.mode' is async or stale"},
-        {"sync.speeds", "", tdm_job_is_async, "'sync.mode' is async or stale"},
-        {"sync.jitter", "", tdm_job_is_async, "'sync.mode' is async or stale"},
-        {"sync.order", "", tdm_job_is_async, "'sync.mode' is async or stale"},
-        {"sync.compensation", "", tdm_job_is_async, "'sync.mode' is async or stale"},
-        {"sync.replicas", "", tdm_job_has_replicas, "'sync.kind' is local or the job compresses"},
-        {"compress.", "compress.sparsify compress.quantise compress.rank compress.min_rate",
-         tdm_job_compresses, "'compress.sparsify', 'compress.quantise' or 'compress.rank' is set"},
-        {"compress.min_rate", "", tdm_job_factors, "'compress.rank' is set"},
-    };
-    for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++) {
-        if (groups[g].is_used(loader->job)) continue;
-        for (size_t i = 0; i < tdm_job_key_count(); i++) {
-            const char *path = tdm_job_key_at(i)->path;
-            if (strncmp(path, groups[g].prefix, strlen(groups[g].prefix)) != 0 ||
-                tdm__has_word(groups[g].except, path) || !key_is_intended(loader, i, false))
-                continue;
-            tdm__problem_add(&loader->warnings, loader->slots[i].place,
-                             "'%s' has no effect unless %s", path, groups[g].condition);
-        }
+    for (size_t i = 0; i < tdm_job_key_count(); i++) {
+        const tdm_job_key *key = tdm_job_key_at(i);
+        const char *lacks = sync_key_lacks(key, loader->job);
+        if (!lacks || !key_is_intended(loader, i, false)) continue;
+        tdm__problem_add(&loader->warnings, loader->slots[i].place, "'%s' has no effect unless %s",
+                         key->path, lacks);
     }
 }
 

@@ -87,6 +87,10 @@ static void record_write(tdm_member *m, tdm_str *out)
     tdm_json_put_uint(&w, "step", m->status.step);
     tdm_json_put_uint(&w, "steps", m->status.step_count);
     tdm_json_put_double(&w, "speed", m->status.samples_per_s);
+    if (m->status.sent_bytes > 0) {
+        tdm_json_put_uint(&w, "sent", m->status.sent_bytes);
+        tdm_json_put_double(&w, "compression", m->status.compression);
+    }
     tdm_json_put_string(&w, "run", m->status_run);
     tdm_json_put_double(&w, "lease_s", m->lease_asked_s);
     m->record_is_old = false;

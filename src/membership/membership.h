@@ -29,6 +29,8 @@ typedef struct tdm_epoch {
 typedef struct tdm_member_status {
     uint64_t step, step_count;
     double samples_per_s;
+    uint64_t sent_bytes; /* by all replicas in a step, compressed; 0: nothing is compressed */
+    double compression;  /* their size as f32, relative to that */
     const char *run_path;
     const char *phase; /* "starting", "training", "recovering", "saving", "ended" */
 } tdm_member_status;

@@ -259,6 +259,8 @@ tdm_status tdm__compress_encode(tdm__compress *compress, int64_t replica, float 
             memcpy(after[k], before[k], compress->replicas->elements * sizeof(float));
         return TDM_OK;
     }
+    for (size_t i = 0; i < compress->tensor_count; i++)
+        team->dense_bytes += compress->tensors[i].elements * sizeof(float);
     if (compress->factors) return tdm__factors_project(compress->factors, replica, sum, err);
 
     char *payload = (char *)compress->sent.data + compress->sent_bytes;

@@ -54,6 +54,7 @@ typedef struct tdm__step_report {
     double update_seconds, wait_seconds; /* of the step before */
     uint64_t lanes, rows;                /* of this step */
     uint64_t payload_bytes;              /* of this rank's replicas, compressed */
+    uint64_t dense_bytes;                /* the same as f32 */
     double codec_seconds;
     uint64_t tally;
     uint32_t request;
@@ -172,7 +173,7 @@ struct tdm_team {
     tdm_step_input in;
     uint64_t key_step;              /* of random numbers: in.step, or that of an inner step */
     uint64_t lanes_done, rows_done; /* by this rank in this step */
-    uint64_t payload_bytes;
+    uint64_t payload_bytes, dense_bytes;
     double codec_seconds;
     size_t bad_element;      /* in the last step's gradient; SIZE_MAX: none, or not searched */
     tdm__step_report *notes; /* by place */

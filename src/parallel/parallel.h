@@ -241,6 +241,7 @@ typedef struct tdm_step_result {
     double slow_factor; /* relative time of the straggler */
     /* With compression: the size of what all replicas sent, and the time that the rank needed that took longest. */
     uint64_t payload_bytes;
+    uint64_t dense_bytes; /* the same as f32 */
     double codec_seconds;
 } tdm_step_result;
 

@@ -451,7 +451,7 @@ tdm_status tdm__team_run_lanes(tdm_team *team, tdm_error *err)
         team->free_grads[team->free_count++] = team->grads + (size_t)i * team->block_extent;
     atomic_store(&team->overflow_risk, false);
     team->lane_seconds = 0;
-    team->lanes_done = team->rows_done = team->payload_bytes = 0;
+    team->lanes_done = team->rows_done = team->payload_bytes = team->dense_bytes = 0;
     team->codec_seconds = 0;
     team->key_step = team->in.step;
     team->lowest_node = 1;

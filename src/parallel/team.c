@@ -39,6 +39,7 @@ static tdm_status step_exchange(tdm_team *team, tdm_error *err)
                              .wait_seconds = team->wait_seconds,
                              .request = team->in.request,
                              .payload_bytes = team->payload_bytes,
+                             .dense_bytes = team->dense_bytes,
                              .codec_seconds = team->codec_seconds,
                              .tally = team->in.tally ? *team->in.tally : 0,
                              .in_safe_range = !atomic_load(&team->overflow_risk)};
@@ -126,6 +127,7 @@ static tdm_status step_finish(tdm_team *team, tdm_step_result *out, tdm_error *e
         out->requests |= team->notes[i].request;
         out->tally += team->notes[i].tally;
         out->payload_bytes += team->notes[i].payload_bytes;
+        out->dense_bytes += team->notes[i].dense_bytes;
         if (team->notes[i].codec_seconds > out->codec_seconds)
             out->codec_seconds = team->notes[i].codec_seconds;
     }

@@ -14,6 +14,7 @@
 #include "base/timing.h"
 #include "data/data.h"
 #include "eval/eval.h"
+#include "job/job.h"
 #include "membership/membership.h"
 #include "nn/nn.h"
 #include "train/trainer.h"
@@ -77,6 +78,7 @@ static void put_step_metrics(tdm__trainer *t)
         tdm_json_put_uint(&w, "skipped", t->status.skipped);
     double speed = t->status.samples_per_s; /* rounded to about four digits */
     tdm_json_put_double(&w, "samples_per_s", speed < 100 ? round(100 * speed) / 100 : round(speed));
+    tdm__traffic_put(&t->traffic, &w);
     tdm__watch_put(&t->watch, &w);
     tdm_json_object_end(&w);
     tdm__run_put_metrics(&t->run);
@@ -154,9 +156,9 @@ static tdm_status nonfinite_stop(tdm__trainer *t, const tdm_step_result *result,
         return status;
     }
     if (skips->in_a_row > 0)
-        tdm_str_addf(&why, "; %.0f step%s before it failed in the same way and %s skipped",
-                     skips->in_a_row, skips->in_a_row > 1 ? "s" : "",
-                     skips->in_a_row > 1 ? "were" : "was");
+        tdm_str_addf(&why, "; %.0f %s%s before it failed in the same way and %s skipped",
+                     skips->in_a_row, t->state.inner ? "round" : "step",
+                     skips->in_a_row > 1 ? "s" : "", skips->in_a_row > 1 ? "were" : "was");
     if (tensor) tdm_str_addf(&why, "; '%s' is no longer finite, so no later step can be", tensor);
     tdm_fail(err, TDM_ERR_DIVERGED, "step %llu: %s: %s; %s; %s",
              (unsigned long long)t->position.step + 1, nonfinite_describe(t, result, &bad),
@@ -167,8 +169,19 @@ static tdm_status nonfinite_stop(tdm__trainer *t, const tdm_step_result *result,
     return tdm_comm_agree(t->comm, TDM_ERR_DIVERGED, NULL, err); /* all ranks end here */
 }
 
+/* "step 5 is", or "steps 5 to 8 are" for a round. */
+static void name_skipped(const tdm__trainer *t, char out[80])
+{
+    uint64_t step = t->position.step + 1;
+    if (t->round_steps == 1)
+        snprintf(out, 80, "step %llu is", (unsigned long long)step);
+    else
+        snprintf(out, 80, "steps %llu to %llu are", (unsigned long long)step,
+                 (unsigned long long)(step + t->round_steps - 1));
+}
+
 /* Loss or gradient of the current step are not finite; the step has changed nothing. Fails, or counts it as
- * skipped. The origin is found and logged for the first few skipped steps. */
+ * skipped; of a round, all its steps. The origin is found and logged for the first few times. */
 static tdm_status on_nonfinite_step(tdm__trainer *t, const tdm_step_result *result, tdm_error *err)
 {
     tdm__skips *skips = &t->state.skips;
@@ -177,17 +190,19 @@ static tdm_status on_nonfinite_step(tdm__trainer *t, const tdm_step_result *resu
                 skips->in_a_row < (double)t->job->train.max_bad_numbers;
     if (skip) TDM_TRY(tdm__state_find_bad(&t->state, &tensor, err));
     if (!skip || tensor) return nonfinite_stop(t, result, tensor, err);
+    double steps = (double)t->round_steps, most = SKIPS_EXPLAINED * steps, before = skips->in_all;
     skips->in_a_row++;
-    skips->in_all++;
-    if (skips->in_all > SKIPS_EXPLAINED) return TDM_OK;
+    skips->in_all += steps;
+    if (before >= most) return TDM_OK;
+    char skipped[80];
+    name_skipped(t, skipped);
     tdm_str why = TDM_STR_INIT;
     tdm_bad_number bad;
     tdm_status status = nonfinite_explain(t, &bad, &why, err);
     if (status == TDM_OK)
-        tdm__say(t, TDM_LOG_WARN, "step %llu is skipped: %s: %s%s",
-                 (unsigned long long)t->position.step + 1, nonfinite_describe(t, result, &bad),
-                 tdm_str_text(&why),
-                 skips->in_all == SKIPS_EXPLAINED ? "; further ones are only counted" : "");
+        tdm__say(t, TDM_LOG_WARN, "%s skipped: %s: %s%s", skipped,
+                 nonfinite_describe(t, result, &bad), tdm_str_text(&why),
+                 skips->in_all >= most ? "; further ones are only counted" : "");
     tdm_str_release(&why);
     return status;
 }
@@ -300,9 +315,19 @@ uint64_t tdm__round_steps(tdm__trainer *t)
     return steps;
 }
 
+/* Whether the last step has a line of metrics. */
+static bool is_line_due(const tdm__trainer *t)
+{
+    tdm_position before = tdm__position_before(t);
+    return t->position.step == t->schedule.step_count ||
+           tdm__train_schedule_is_due(t->job->run.log_every_steps, 0, &before, &t->position);
+}
+
 void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, uint64_t steps)
 {
     tdm_position before = t->position;
+    tdm__traffic_note(&t->traffic, is_line_due(t), result, t->order ? t->order_entries : NULL,
+                      steps);
     for (uint64_t i = 0; i < steps; i++) tdm__train_schedule_advance(&t->schedule, &t->position);
     t->ledger.line = (tdm__ledger_line){.step = t->position.step,
                                         .epoch = before.epoch,
@@ -418,13 +443,6 @@ bool tdm__eval_due(const tdm__trainer *t)
                                       &t->position);
 }
 
-static bool is_line_due(const tdm__trainer *t)
-{
-    tdm_position before = tdm__position_before(t);
-    return t->position.step == t->schedule.step_count ||
-           tdm__train_schedule_is_due(t->job->run.log_every_steps, 0, &before, &t->position);
-}
-
 void tdm__put_log_lines(tdm__trainer *t)
 {
     bool last = t->position.step == t->schedule.step_count;
@@ -533,6 +551,11 @@ void tdm__say_start(const tdm__trainer *t)
              tdm__numerics_of(t->job, numerics), tdm_model_threads(&t->schedule.model),
              tdm_model_threads(&t->schedule.model) == 1 ? "" : "s");
     say_numeric_target(t);
+    if (tdm_job_is_local(t->job) && tdm_replicas_of(t->job) == 1)
+        tdm__say(t, TDM_LOG_WARN,
+                 "the job has one replica, so 'sync.kind: local' averages nothing; set "
+                 "sync.replicas%s to the number of models to train",
+                 t->status.lane_count == 1 ? " and parallel.lanes" : "");
     if (t->state.from_file_count > 0)
         tdm__say(t, TDM_LOG_INFO, "%zu of %zu parameters and buffers start from %s",
                  t->state.from_file_count, tdm_graph_param_count(t->state.graph),

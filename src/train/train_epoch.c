@@ -46,6 +46,7 @@ typedef struct trainer_snapshot {
     double loss, grad_norm, smooth_loss, lr;
     tdm_metrics test;
     tdm__ledger_line line;
+    tdm__traffic traffic;
     double step_seconds; /* of this session, for the summary, like the next two */
     uint64_t first_sample, first_step;
     uint32_t has_test, ended_early, after_done, step_skipped;
@@ -66,6 +67,7 @@ static void snapshot_save(tdm__trainer *t)
                           .lr = s->lr,
                           .test = s->test,
                           .line = t->ledger.line,
+                          .traffic = t->traffic,
                           .step_seconds = t->clock.step_seconds,
                           .first_sample = t->clock.first_sample,
                           .first_step = t->clock.first_step,
@@ -94,6 +96,7 @@ static void snapshot_load(tdm__trainer *t, const trainer_snapshot *m)
     s->step_skipped = m->step_skipped != 0;
     s->skipped = tdm__skipped_of(t);
     t->ledger.line = m->line;
+    t->traffic = m->traffic;
     if (m->line.step > 0) tdm__lines_remember(&tdm__ledger_format, t->ledger.recent, &m->line);
     if (!t->session.has_entered) { /* this process joined after the session began */
         t->clock.step_seconds = m->step_seconds;
@@ -246,6 +249,8 @@ static void member_report(const tdm__trainer *t, const char *phase)
     tdm_member_status s = {.step = t->position.step,
                            .step_count = t->schedule.step_count,
                            .samples_per_s = moves ? t->status.samples_per_s : 0,
+                           .sent_bytes = t->traffic.sent_bytes,
+                           .compression = tdm__traffic_ratio(&t->traffic),
                            .run_path = t->session.run_path,
                            .phase = phase};
     if (t->options->member) tdm_member_tell(t->options->member, &s);
@@ -354,7 +359,10 @@ static bool state_from_memory(tdm__trainer *t, const tdm_recovery *r)
                   r->finished;
     if (!r->found || r->snapshot_order == 0 || (!same && !before)) return false;
     snapshot_load(t, &m);
-    if (before) tdm__count_step(t, &r->result, t->order ? done : tdm__round_steps(t));
+    if (!before) return true;
+    for (uint64_t i = 0; t->order && i < done; i++)
+        t->order_entries[i] = tdm_order_at(t->order, t->position.step + i);
+    tdm__count_step(t, &r->result, t->order ? done : tdm__round_steps(t));
     return true;
 }
 
@@ -386,6 +394,7 @@ static tdm_status state_from_disk(tdm__trainer *t, tdm_error *err)
     t->state.plateau = t->state.early_stop = (tdm_plateau){0};
     t->state.skips = (tdm__skips){0};
     t->state.rounds = 0;
+    t->traffic = (tdm__traffic){0};
     if (has)
         TDM_TRY(tdm__restore(t, t->session.run_path, err));
     else

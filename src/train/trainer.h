@@ -17,6 +17,7 @@
 #include "train/order_file.h"
 #include "train/retry.h"
 #include "train/saver.h"
+#include "train/traffic.h"
 #include "train/watch.h"
 
 #include <tandem/elastic.h>
@@ -135,6 +136,7 @@ typedef struct tdm__trainer {
     tdm_plan_cache *plan_cache; /* passed from team to team */
     tdm_team *team;
     tdm_order *order; /* sync.kind server: of the updates; NULL: none */
+    tdm__traffic traffic;
     tdm_order_entry order_entries[TDM_ORDER_MAX_WORKERS]; /* of the current round */
     char order_hash[TDM_SHA256_HEX];                      /* of the entries of sync.order_from */
     uint64_t round_steps; /* of the current step, or round of steps */

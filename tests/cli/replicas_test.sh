@@ -50,4 +50,44 @@ set parallel.lanes to 8 or sync.replicas to 1"
     [ ! -e none ] || fail "a run was created"
 }
 
+local_sync=(--set sync.kind=local --set sync.replicas=4 --set sync.period=4)
+
+# A round that is not finite changes nothing, and all of its steps are skipped.
+test_skipped_rounds() {
+    local n first=
+    for n in 1 3; do
+        assert_exit 0 "$TANDEM" train job.yaml -n "$n" "${local_sync[@]}" --set optim.kind=sgd --set optim.lr=1e12 \
+            --set train.bad_numbers=skip --set run.dir=skip
+        assert_contains "$err" "steps 1 to 4 are skipped: the loss is NaN"
+        assert_contains "$err" "steps 9 to 12 are skipped"
+        assert_equal "$(grep -c 'are skipped' <<<"$err")" 3 "rounds that are explained"
+        assert_contains "$err" "further ones are only counted"
+        assert_contains "$out" "skipped        30 steps with NaN or infinity"
+        [ -n "$first" ] || first=$(hash_in "$out")
+        assert_equal "$(hash_in "$out")" "$first" "the hash with $n workers"
+    done
+    assert_exit 3 "$TANDEM" train job.yaml "${local_sync[@]}" --set optim.kind=sgd --set optim.lr=1e12 \
+        --set train.bad_numbers=skip --set train.bad_numbers_most=2
+    assert_contains "$err" "2 rounds before it failed in the same way and were skipped"
+}
+
+# The last period of 18 steps has two steps. It would have four in a longer run, which is another result.
+test_a_period_that_the_end_cuts_short() {
+    local whole
+    assert_exit 0 "$TANDEM" train job.yaml -q "${local_sync[@]}" --set train.steps=24 --set run.dir=whole
+    whole=$(hash_in "$out")
+    assert_exit 0 "$TANDEM" train job.yaml -q "${local_sync[@]}" --set train.steps=16 --set run.dir=extended
+    assert_exit 0 "$TANDEM" train -q --resume extended/tiny-1 --set train.steps=24
+    assert_equal "$(hash_in "$out")" "$whole" "the hash of an extended run"
+    assert_exit 0 "$TANDEM" train job.yaml -q "${local_sync[@]}" --set train.steps=18 --set run.dir=cut
+    assert_exit 4 "$TANDEM" train -q --resume cut/tiny-1 --set train.steps=24
+    assert_contains "$err" "train.steps: 24 here, 18 there"
+}
+
+test_one_replica_averages_nothing() {
+    assert_exit 0 "$TANDEM" train job.yaml --set sync.kind=local --set parallel.lanes=auto
+    assert_contains "$err" "the job has one replica, so 'sync.kind: local' averages nothing; set sync.replicas and \
+parallel.lanes to the number of models to train"
+}
+
 run_tests "$@"

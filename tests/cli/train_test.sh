@@ -129,6 +129,28 @@ test_factors() {
     done
 }
 
+# What replicas send does not depend on workers: 8 payloads of 16 bits for each number of a matrix, or factors, against
+# 8 x 4 bytes. Staleness is counted for each update.
+test_traffic() {
+    local sets=(--set parallel.lanes=8 --set sync.replicas=8 --set run.log_every_steps=5)
+    local workers sent
+    for workers in 1 4; do
+        assert_exit 0 "$TANDEM" train job.yaml -q -n $workers --set run.dir=sent-$workers "${sets[@]}" \
+            --set compress.quantise=bf16 --set compress.start_step=5
+        grep -o '"step":[0-9]*\|"sent_bytes":[0-9]*\|"compression":[0-9.]*' sent-$workers/tiny-1/metrics.jsonl \
+            >sent-$workers.txt
+        assert_exit 0 grep -q '"codec_ms":[0-9.]*' sent-$workers/tiny-1/metrics.jsonl
+    done
+    assert_equal "$(cat sent-4.txt)" "$(cat sent-1.txt)" "what is sent with 4 workers"
+    # 147 numbers in 4 tensors, all below compress.min_elements, so f32: a head of 32 bytes, words, sections in steps of 8
+    sent=$((8 * (32 + 4 * 8 + 16 * 5 * 4 + 16 * 4 + 16 * 3 * 4 + 16)))
+    assert_equal "$(grep -c sent_bytes sent-1.txt)" 2 "lines with bytes, from step 6 on"
+    assert_equal "$(grep -c "^\"sent_bytes\":$sent$" sent-1.txt)" 2 "lines with $sent bytes"
+    assert_exit 0 "$TANDEM" train job.yaml -q -n 2 --set run.dir=stale "${sets[@]}" --set sync.kind=server --set sync.mode=async
+    assert_equal "$(grep -o '"counts":[^]]*' stale/tiny-1/metrics.jsonl | sed 's/.*\[//; s/,/+/g' | bc | tr '\n' ' ')" \
+        "5 5 5 " "updates in the histograms of staleness"
+}
+
 test_what_a_run_holds() {
     assert_exit 0 "$TANDEM" train job.yaml -n 2 --set run.dir=held --set run.log_every_steps=1
     assert_contains "$out" "done at step 15"

@@ -438,6 +438,16 @@ const bad_job bad_jobs[] = {
     {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async, order_from: x.csv}\n"), NO_SET,
      "job.yaml:2:35: 'sync.order_from' is for 'sync.order: recorded'; set that, or remove this "
      "key\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: local, staleness: 2}\n"), NO_SET,
+     "job.yaml:2:21: 'sync.staleness' is the bound of 'sync.kind: server' with 'sync.mode: stale'; "
+     "set these two, or remove this key\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async, staleness: 2}\n"), NO_SET,
+     "job.yaml:2:35: 'sync.staleness' is the bound of 'sync.kind: server' with 'sync.mode: stale'; "
+     "set these two, or remove this key\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: local, adapt_lr: 1, max_period: 4}\n"), NO_SET,
+     "job.yaml:2:34: 'sync.max_period' is less than 'sync.period', the minimum; increase it\n"},
+    {JOB("data: {train: x.csv}\ncompress: {sparsify: threshold, threshold: 1e-40}\n"), NO_SET,
+     "job.yaml:2:44: 'compress.threshold' expects a number from 1e-37 to 1e+38, got '1e-40'\n"},
     {JOB("data: {train: x.csv}\nsync: {kind: server, mode: stale}\noptim: {kind: lamb}\n"), NO_SET,
      "job.yaml:3:9: lamb needs the norms of whole tensors after each update, which 'sync.kind: "
      "server' does not compute; choose another optimiser\n"},

@@ -155,6 +155,17 @@ static void test_hash_of_schedules(void)
                         LIST(as_long[i], "schedule.steps=9", "train.epochs=11")));
         CHECK(same_hash(SMALLEST, LIST(as_long[i]), LIST(as_long[i], "eval.batch=3")));
     }
+    /* A period of local steps that the end of the run cuts short is another one in a longer run. */
+    CHECK(same_hash(SMALLEST, LIST("sync.kind=local", "train.steps=16"),
+                    LIST("sync.kind=local", "train.steps=24")));
+    CHECK(!same_hash(SMALLEST, LIST("sync.kind=local", "train.steps=20"),
+                     LIST("sync.kind=local", "train.steps=24")));
+    CHECK(!same_hash(SMALLEST, LIST("sync.kind=local", "sync.start_step=3", "train.steps=16"),
+                     LIST("sync.kind=local", "sync.start_step=3", "train.steps=19")));
+    CHECK(
+        !same_hash(SMALLEST, LIST("sync.kind=local"), LIST("sync.kind=local", "train.epochs=11")));
+    CHECK(same_hash(SMALLEST, LIST("sync.kind=local", "sync.period=1"),
+                    LIST("sync.kind=local", "sync.period=1", "train.epochs=11")));
     CHECK(same_hash(SMALLEST, LIST("schedule.kind=inverse_sqrt"),
                     LIST("schedule.kind=inverse_sqrt", "train.epochs=11")));
     static const char *const evals[] = {"eval.batch=3", "eval.every_epochs=2", "eval.weights=raw",
