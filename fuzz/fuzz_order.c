@@ -50,7 +50,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
 {
     tdm_arena *arena = tdm_arena_create("fuzz");
     tdm_order_state state = {.worker_count = count > 0 ? 1 + bytes[0] % TDM_ORDER_MAX_WORKERS : 4,
-                             .bound = count > 1 ? (int64_t)(bytes[1] % 8) - 1 : -1};
+                             .bound = count > 1 ? (int64_t)(bytes[1] % 8) - 1 : -1,
+                             .rules = 3};
     const char *at = (const char *)bytes, *end = at + count;
     while (arena && count > 0 && at < end) {
         const char *newline = memchr(at, '\n', (size_t)(end - at));

@@ -150,7 +150,11 @@ typedef enum tdm_job_server_mode {
     TDM_JOB_SERVER_STALE
 } tdm_job_server_mode;
 
-typedef enum tdm_job_order { TDM_JOB_ORDER_VIRTUAL, TDM_JOB_ORDER_RECORDED } tdm_job_order;
+typedef enum tdm_job_order {
+    TDM_JOB_ORDER_VIRTUAL,
+    TDM_JOB_ORDER_RECORDED,
+    TDM_JOB_ORDER_LIVE
+} tdm_job_order;
 typedef enum tdm_job_outer {
     TDM_JOB_OUTER_AVERAGE,
     TDM_JOB_OUTER_SGD,

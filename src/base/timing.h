@@ -420,6 +420,12 @@
 /* Time between two checks, while a rank waits for a bucket, whether that rank still lives: costs a lock each time. */
 #define TDM__TIMING_PARALLEL_LEADER_CHECK_S 0.01
 
+/* With sync.order live, how long a rank without a complete gradient waits before it asks the others: a sixteenth of the
+ * time of a gradient, within these limits. A gradient of another rank waits for that long at most; asking costs a small
+ * exchange. */
+#define TDM__TIMING_PARALLEL_LIVE_MIN_S 100e-6
+#define TDM__TIMING_PARALLEL_LIVE_MAX_S 5e-3
+
 /* Limit for all members of a membership epoch to connect to its endpoint. It covers the start of a process on a busy
  * host; a member that dies meanwhile is noticed by the membership, which ends the wait. */
 #define TDM__TIMING_TRAIN_WORLD_JOIN_S 30.0

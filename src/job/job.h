@@ -18,6 +18,8 @@ bool tdm_job_is_local(const tdm_job *job);
 /* Whether updates are applied one by one, each from a gradient of an earlier model (sync.kind: server, not in mode
  * sync). */
 bool tdm_job_is_async(const tdm_job *job);
+/* Whether these updates are made in the order in which gradients are complete (sync.order: live). */
+bool tdm_job_is_live(const tdm_job *job);
 bool tdm_job_compresses(const tdm_job *job);
 bool tdm_job_factors(const tdm_job *job); /* by PowerSGD (compress.rank) */
 bool tdm_job_has_replicas(const tdm_job *job);

@@ -18,6 +18,11 @@ bool tdm_job_is_async(const tdm_job *job)
     return job->sync.kind == TDM_JOB_SYNC_SERVER && job->sync.mode != TDM_JOB_SERVER_SYNC;
 }
 
+bool tdm_job_is_live(const tdm_job *job)
+{
+    return tdm_job_is_async(job) && job->sync.order == TDM_JOB_ORDER_LIVE;
+}
+
 static bool has_other_order(const tdm_job *job)
 {
     return tdm_job_is_async(job) && job->sync.order != TDM_JOB_ORDER_VIRTUAL;
@@ -210,14 +215,16 @@ const tdm_job_key tdm__sync_keys[] = {
         KEY("sync.order", CHOICE, sync.order),
         .fallback = "virtual",
         BITS_IF(has_other_order, "unless it is virtual"),
-        .choices = "virtual | recorded",
+        .choices = "virtual | recorded | live",
         .also_called = "update_order schedule_of_updates",
         .help =
             "With 'sync.mode: async' and 'stale': the order of the updates. virtual draws it from "
             "a logical clock with the job's seed ('sync.speeds', 'sync.jitter'), so the result is "
             "the same on any number of ranks. recorded repeats the order of another run "
-            "('sync.order_from') bit for bit. Every run records its order in the file order.jsonl "
-            "of its directory.",
+            "('sync.order_from') bit for bit. live applies each gradient as soon as it is "
+            "complete, so a slow worker delays no other one; the result then depends on timing, "
+            "and only its recorded order gives the same bits again. Every run records its order in "
+            "the file order.jsonl of its directory.",
     },
     {
         KEY("sync.order_from", PATH, sync.order_from),

@@ -241,6 +241,21 @@ static bool max_below_period(const tdm_job *job)
            job->sync.max_period < job->sync.period;
 }
 
+static bool live_with_ledger(const tdm_job *job)
+{
+    return tdm_job_is_live(job) && job->checkpoint.ledger;
+}
+
+static bool live_with_compression(const tdm_job *job)
+{
+    return tdm_job_is_live(job) && tdm_job_compresses(job);
+}
+
+static bool live_with_moves(const tdm_job *job)
+{
+    return tdm_job_is_live(job) && job->parallel.balance == TDM_JOB_BALANCE_FEEDBACK;
+}
+
 static bool async_with_lamb(const tdm_job *job)
 {
     return tdm_job_is_async(job) && job->optim.kind == TDM_JOB_OPTIM_LAMB;
@@ -386,6 +401,25 @@ static const rule rules[] = {
         .keys = {"sync.max_period", "sync.period", "sync.adapt_lr", "sync.kind"},
         .is_broken = max_below_period,
         .message = "'sync.max_period' is less than 'sync.period', the minimum; increase it",
+    },
+    {
+        .keys = {"checkpoint.ledger", "sync.order", "sync.kind", "sync.mode"},
+        .is_broken = live_with_ledger,
+        .message = "'checkpoint.ledger' proves that batches are trained in order, but with "
+                   "'sync.order: live' they are trained as they are complete; order.jsonl names "
+                   "the batch of each update: set 'checkpoint.ledger' to false",
+    },
+    {
+        .keys = {"sync.order", "compress.sparsify", "compress.quantise", "sync.mode"},
+        .is_broken = live_with_compression,
+        .message = "'sync.order: live' does not compress gradients; remove 'compress', or set "
+                   "'sync.order' to virtual",
+    },
+    {
+        .keys = {"parallel.balance", "sync.order", "sync.kind", "sync.mode"},
+        .is_broken = live_with_moves,
+        .message = "with 'sync.order: live' a slow rank delays no other one, and its replicas are "
+                   "not moved; set 'parallel.balance' to off or weights",
     },
     {
         .keys = {"optim.kind", "sync.kind", "sync.mode"},

@@ -7,7 +7,7 @@
  *
  * Files: lanes.c (slices, the tree), team.c (creation, the step), run.c (a rank executes its lanes),
  * common.c (sums if all gradients are in shared memory), buckets.c (sums by messages), update.c
- * (the passes of the optimiser), replica_run.c (replicas with state, instead of lanes alone), blame.c and look.c (a
+ * (the passes of the optimiser), replica_run.c (replicas with state, instead of lanes alone), live.c (their gradients, by another thread), blame.c and look.c (a
  * step executed again for inspection).
  */
 #ifndef TANDEM_PARALLEL_INTERNAL_H
@@ -111,6 +111,7 @@ struct tdm_plan_cache {
 };
 
 typedef struct tdm__replica_run tdm__replica_run; /* replicas of this rank (replica_run.c) */
+typedef struct tdm__live tdm__live;               /* the thread of gradients (live.c) */
 typedef struct tdm__common tdm__common;           /* sums in shared memory (common.c) */
 typedef struct tdm__buckets tdm__buckets;         /* sums by messages (buckets.c) */
 
@@ -137,6 +138,8 @@ struct tdm_team {
     tdm__lane_run *run; /* max_run */
     tdm__meeting meeting;
     tdm__replica_run *replicas; /* NULL: the job has none */
+    tdm__live *live;            /* NULL: gradients are computed in the step */
+    const atomic_bool *cancel;  /* if true, lanes end with an error; NULL: never */
     int64_t lowest_node; /* nodes of the tree above this level are not added yet; 1: all are */
     tdm_group *group;    /* all ranks, by place, for messages of the team; NULL: one rank */
     tdm_prefetch *prefetch;
@@ -307,6 +310,18 @@ void tdm__apply_piece(tdm__undo_log *undo_log, tdm_optimiser *optimiser, size_t 
                       uint64_t step, float *grad, const double *sums);
 void tdm__follow(tdm__undo_log *undo_log, float *value, const float *observed,
                  const tdm_param_info *p, size_t index, size_t begin, size_t count, uint64_t step);
+
+/* ---- live updates (live.c) ---------------------------------------------------------------------- */
+
+/* Starts the thread if the job has sync.order live. */
+tdm_status tdm__live_create(tdm_team *team, tdm_error *err);
+void tdm__live_destroy(tdm_team *team);
+/* The number of gradient buffers of the thread, the first ones of this rank. */
+int tdm__live_buffers(const tdm_team *team);
+/* Decides the updates of the step, at least one, and makes this rank's gradients its parts. Collective. */
+tdm_status tdm__live_round(tdm_team *team, tdm_error *err);
+/* The updates are complete on all ranks: releases their gradients. */
+void tdm__live_finish(tdm_team *team);
 
 /* ---- tests (team.c) --------------------------------------------------------------------------- */
 

@@ -14,7 +14,8 @@
 
 #include <stdlib.h>
 
-enum { KEPT_ENTRIES = 256 }; /* of the past, and a round ahead */
+enum { KEPT_ENTRIES = 256 };            /* of the past, and a round ahead */
+enum { BY_UPDATE = 1, BY_READING = 2 }; /* tdm_order_state.rules */
 
 struct tdm_order {
     tdm_order_state state; /* after the last entry that is known */
@@ -32,6 +33,16 @@ struct tdm_order {
 
 /* ---- what the workers do ---------------------------------------------------------------------- */
 
+static tdm_order_state state_begin(int64_t workers, int64_t bound)
+{
+    tdm_order_state state = {.worker_count = workers,
+                             .bound = bound,
+                             .next_batch = (uint64_t)workers,
+                             .rules = BY_UPDATE | BY_READING};
+    for (int64_t w = 0; w < workers; w++) state.workers[w].batch = (uint64_t)w;
+    return state;
+}
+
 tdm_status tdm_order_state_init(const tdm_job *job, tdm_order_state *out, tdm_error *err)
 {
     int64_t workers = tdm_replicas_of(job);
@@ -39,7 +50,7 @@ tdm_status tdm_order_state_init(const tdm_job *job, tdm_order_state *out, tdm_er
         return tdm_fail(err, TDM_ERR_JOB_INVALID, "sync.kind server has 1 to %d replicas, not %lld",
                         TDM_ORDER_MAX_WORKERS, (long long)workers);
     bool is_stale = job->sync.mode == TDM_JOB_SERVER_STALE;
-    *out = (tdm_order_state){.worker_count = workers, .bound = is_stale ? job->sync.staleness : -1};
+    *out = state_begin(workers, is_stale ? job->sync.staleness : -1);
     return TDM_OK;
 }
 
@@ -78,6 +89,7 @@ static tdm_status state_read(tdm_order_state *state, uint64_t readers, tdm_error
         if (!(readers >> w & 1)) continue;
         state->workers[w].read_at = state->next;
         state->workers[w].waits = 0;
+        state->workers[w].batch = state->next_batch++;
     }
     return TDM_OK;
 }
@@ -97,6 +109,13 @@ tdm_status tdm_order_follow(tdm_order_state *state, const tdm_order_entry *entry
                         "worker %u has staleness %u, but it has read the model %llu updates before",
                         (unsigned)entry->worker, (unsigned)entry->staleness,
                         (unsigned long long)(state->next - w->read_at));
+    if (entry->batch != state->next) after.rules &= ~(uint64_t)BY_UPDATE;
+    if (entry->batch != w->batch) after.rules &= ~(uint64_t)BY_READING;
+    if (after.rules == 0)
+        return tdm_fail(err, TDM_ERR_FORMAT,
+                        "worker %u has the gradient of batch %llu, which another worker has or "
+                        "will have",
+                        (unsigned)entry->worker, (unsigned long long)entry->batch + 1);
     after.next++;
     w->count++;
     w->waits = 1;
@@ -124,7 +143,7 @@ static void order_start_worker(tdm_order *order, int64_t worker, double now)
 static void order_restart(tdm_order *order)
 {
     tdm_order_state *s = &order->state;
-    *s = (tdm_order_state){.worker_count = s->worker_count, .bound = s->bound};
+    *s = state_begin(s->worker_count, s->bound);
     for (int64_t i = 0; i < s->worker_count; i++) order_start_worker(order, i, 0);
 }
 
@@ -144,7 +163,8 @@ static void order_advance(tdm_order *order)
     int64_t worker = order_next_worker(order);
     struct tdm_order_worker *w = &s->workers[worker];
     tdm_order_entry entry = {.worker = (uint32_t)worker,
-                             .staleness = (uint32_t)(s->next - w->read_at)};
+                             .staleness = (uint32_t)(s->next - w->read_at),
+                             .batch = s->next};
     uint64_t update = s->next++;
     w->count++;
     w->waits = 1;
@@ -179,7 +199,7 @@ tdm_status tdm_order_create(const tdm_job *job, tdm_order **out, tdm_error *err)
     tdm_order *order = calloc(1, sizeof(*order));
     if (!order) return tdm_fail_oom(err, "for the order of updates");
     order->state = state;
-    order->is_recorded = job->sync.order == TDM_JOB_ORDER_RECORDED;
+    order->is_recorded = job->sync.order != TDM_JOB_ORDER_VIRTUAL;
     order->seed = (uint64_t)job->seed;
     order->jitter = job->sync.jitter;
     for (int64_t i = 0; i < state.worker_count; i++)

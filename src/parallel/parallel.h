@@ -258,6 +258,7 @@ typedef struct tdm_order_entry {
     uint32_t staleness; /* number of updates since the worker read the model */
     uint64_t
         readers; /* bit w: worker w reads the model right after this update, and begins its next gradient */
+    uint64_t batch; /* the step, from 0, whose samples the gradient is of */
 } tdm_order_entry;
 
 typedef struct tdm_inner_step {
@@ -265,6 +266,19 @@ typedef struct tdm_inner_step {
     int64_t batch;
     double lr;
 } tdm_inner_step;
+
+/* A round of sync.order live: the team decides the updates, and fills in `entries`. */
+struct tdm_order_state;
+typedef struct tdm_live_round {
+    const struct tdm_order_state *state; /* before the round; the same on all ranks */
+    uint64_t max;                        /* number of updates, at least 1 */
+    uint64_t count;
+    tdm_order_entry *entries; /* TDM_ORDER_MAX_WORKERS; those of the round */
+    /* Makes the team's fill function refer to a batch, and sets its number of rows. Called, like the fill function, by
+     * another thread, at any time until the team is destroyed. */
+    void (*batch)(void *user, uint64_t batch, tdm_inner_step *out);
+    void *user;
+} tdm_live_round;
 
 typedef struct tdm_step_input {
     uint64_t step; /* sync.kind local: of the round, see `inner` */
@@ -290,6 +304,8 @@ typedef struct tdm_step_input {
      * `step`, so their gradients are computed side by side. NULL: not used.
      */
     const tdm_order_entry *order;
+    /* sync.order live: instead of `order` and inner_count. Before before_update is called, the round is decided. */
+    tdm_live_round *live;
 } tdm_step_input;
 tdm_status tdm_team_step(tdm_team *team, const tdm_step_input *in, tdm_step_result *out,
                          tdm_error *err);
@@ -370,18 +386,26 @@ void tdm_team_rank_of(const tdm_team *team, int rank, tdm_team_rank *out);
  * update says which worker makes it and which workers read the model after it, and any number of ranks can execute it.
  *
  * sync.order says where the order comes from. virtual draws it from a logical clock: the time of a gradient is a function
- * of the seed, the worker and the number of its gradient. recorded repeats entries that another run has recorded.
+ * of the seed, the worker and the number of its gradient. recorded repeats entries that another run has recorded. live
+ * makes an update when its gradient is complete.
+ *
+ * The gradient of update u is that of batch u if the order is virtual. In a live order the update is not known when a
+ * gradient begins: then workers take the next batch when they read the model.
  */
 
 /* What the workers do after some updates. Plain numbers only, so that it can be sent. */
 typedef struct tdm_order_state {
-    uint64_t next; /* the number of updates so far */
+    uint64_t next;       /* the number of updates so far */
+    uint64_t next_batch; /* of the next worker that reads the model */
+    uint64_t
+        rules; /* bit 0: batches have followed updates, bit 1: readings; at least one of them is set */
     int64_t worker_count;
     int64_t bound; /* sync.staleness; -1: none */
     struct tdm_order_worker {
         uint64_t count;   /* of its updates so far */
         uint64_t read_at; /* number of updates in the model that it has read */
         uint64_t waits;   /* 1: it has read no model since its last update */
+        uint64_t batch;   /* that it took when it read the model */
     } workers[TDM_ORDER_MAX_WORKERS];
 } tdm_order_state;
 

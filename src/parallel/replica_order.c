@@ -27,17 +27,16 @@ static tdm_status replica_carry_over(tdm_team *team, int64_t replica, bool reads
     return TDM_OK;
 }
 
-/* Loads the model that a replica has read. Buffers never change. */
-static void replica_load_read(tdm_team *team, int64_t replica)
+/* Statistics are not inputs of training. Buffers never change. */
+void tdm__replica_load_read(tdm_team *team, int64_t replica)
 {
     const tdm__replica_run *run = team->replicas;
     const float *model = tdm_params_block(team->options.store, TDM_BLOCK_PARAMS);
-    size_t trained = team->trained_extent;
+    size_t rest = team->grad_extent;
     memcpy(run->model,
            tdm__replica_array(run->replicas, replica, run->replicas->current[replica], 0),
-           trained * sizeof(float));
-    memcpy(run->model + trained, model + trained,
-           (team->layout->elements - trained) * sizeof(float));
+           team->trained_extent * sizeof(float));
+    memcpy(run->model + rest, model + rest, (team->layout->elements - rest) * sizeof(float));
 }
 
 /* Computes the gradient of update `index`, by the replica of this rank that makes it. */
@@ -50,7 +49,7 @@ static tdm_status replica_contribute(tdm_team *team, int64_t index, tdm_error *e
     in.inner(in.user, index, &step);
     team->in.batch = step.batch;
     team->key_step = step.step;
-    replica_load_read(team, replica);
+    tdm__replica_load_read(team, replica);
     TDM_TRY(tdm__replica_run_lanes(team, replica, &sum, err));
     team->in.batch = in.batch;
     if (!sum)
@@ -71,6 +70,7 @@ static tdm_status replica_contribute(tdm_team *team, int64_t index, tdm_error *e
 tdm_status tdm__replicas_execute_ordered(tdm_team *team, tdm_error *err)
 {
     tdm__replica_run *run = team->replicas;
+    if (team->live) TDM_TRY(tdm__live_round(team, err));
     const tdm_order_entry *order = team->in.order;
     int64_t first = run->replicas->first[team->place], end = run->replicas->first[team->place + 1];
     uint64_t readers = 0, workers = 0;
@@ -83,7 +83,7 @@ tdm_status tdm__replicas_execute_ordered(tdm_team *team, tdm_error *err)
         if ((run->changed >> r & 1) && tdm__replica_keeper(team->options.store, r) == team->place)
             TDM_TRY(replica_carry_over(team, r, readers >> r & 1, workers >> r & 1, err));
     for (int64_t i = 0; i < team->in.inner_count; i++)
-        if (order[i].worker >= first && order[i].worker < end)
+        if (order[i].worker >= first && order[i].worker < end && !team->live)
             TDM_TRY(replica_contribute(team, i, err));
     return TDM_OK;
 }

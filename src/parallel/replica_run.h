@@ -43,6 +43,8 @@ float *tdm__replica_difference(tdm_team *team, bool finite);
 
 /* ---- sync.kind server (replica_order.c) --------------------------------------------------------- */
 
+/* Loads the model that a replica has read. */
+void tdm__replica_load_read(tdm_team *team, int64_t replica);
 /* Computes the gradients of this rank's updates of the step. */
 tdm_status tdm__replicas_execute_ordered(tdm_team *team, tdm_error *err);
 

@@ -310,8 +310,10 @@ tdm_status tdm__lanes_pass(tdm_team *team, int count, bool last, tdm_error *err)
             size_t next = tdm__buckets_next(team, graph, at);
             if (next < end) end = next;
         }
-        if (team->group) { /* abort early if a peer failed */
-            TDM_TRY(tdm_group_check(team->group, err));
+        if (team->cancel && atomic_load(team->cancel))
+            return tdm_fail(err, TDM_ERR_PEER_LEFT, "the gradient is not needed any more");
+        if (team->group || team->cancel) { /* abort early if a peer failed */
+            if (team->group) TDM_TRY(tdm_group_check(team->group, err));
             if (end > at + STEPS_AT_A_TIME) end = at + STEPS_AT_A_TIME;
         }
         bool meets = tdm__meeting_is_before(&team->meeting, graph, sums, end);
@@ -447,7 +449,7 @@ tdm_status tdm__team_run_lanes(tdm_team *team, tdm_error *err)
     memset(team->has_loss, 0, 2 * (size_t)lane_count * sizeof(*team->has_loss));
     for (int64_t l = 0; l < lane_count; l++) team->absent[l] = tdm__team_rows(team, l).count == 0;
     team->free_count = 0;
-    for (int i = 0; i < team->buffer_count; i++)
+    for (int i = team->live ? tdm__live_buffers(team) : 0; i < team->buffer_count; i++)
         team->free_grads[team->free_count++] = team->grads + (size_t)i * team->block_extent;
     atomic_store(&team->overflow_risk, false);
     team->lane_seconds = 0;

@@ -187,6 +187,7 @@ tdm_status tdm_team_step(tdm_team *team, const tdm_step_input *in, tdm_step_resu
     tdm_kernel_mode before = tdm_kernel_enter(team->thread_count);
     tdm_status status = tdm__team_run_lanes(team, err);
     if (status == TDM_OK) status = step_finish(team, &result, err);
+    if (status == TDM_OK) tdm__live_finish(team);
     tdm_kernel_leave(&before);
     tdm__team_mark(team, "step", begin);
     if (status == TDM_OK) *out = result;
@@ -559,6 +560,7 @@ static tdm_status team_prepare(tdm_team *team, tdm_error *err)
     TDM_TRY(tdm__replica_run_create(team, err));
     TDM_TRY(team_needs_messages(team) ? tdm__buckets_create(team, err)
                                       : tdm__common_create(team, err));
+    TDM_TRY(tdm__live_create(team, err));
     return tdm__update_create(team, err);
 }
 
@@ -612,6 +614,7 @@ static void team_release_lanes(tdm_team *team)
 void tdm_team_destroy(tdm_team *team)
 {
     if (!team) return;
+    tdm__live_destroy(team);
     tdm__buckets_destroy(team);
     tdm__common_destroy(team);
     tdm__replica_run_destroy(team);

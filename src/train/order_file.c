@@ -24,9 +24,10 @@ static int line_show(const void *record, char out[TDM__LINE_BYTES])
     const tdm__order_line *line = record;
     int length = snprintf(
         out, TDM__LINE_BYTES,
-        "{\"update\":%llu,\"worker\":%u,\"of\":%llu,\"staleness\":%u,\"readers\":[",
+        "{\"update\":%llu,\"worker\":%u,\"of\":%llu,\"batch\":%llu,\"staleness\":%u,\"readers\":[",
         (unsigned long long)line->update, (unsigned)line->entry.worker,
-        (unsigned long long)line->of, (unsigned)line->entry.staleness);
+        (unsigned long long)line->of, (unsigned long long)line->entry.batch + 1,
+        (unsigned)line->entry.staleness);
     const char *comma = "";
     for (int w = 0; w < TDM_ORDER_MAX_WORKERS; w++) {
         if (!(line->entry.readers >> w & 1)) continue;
@@ -53,11 +54,12 @@ static bool readers_read(const tdm_json *list, uint64_t workers, uint64_t *out)
 bool tdm__order_line_read(const char *text, size_t length, tdm_arena *arena, tdm__order_line *out)
 {
     const tdm_json *object;
-    uint64_t update, worker, of, staleness, readers;
+    uint64_t update, worker, of, batch, staleness, readers;
     if (tdm_json_parse(text, length, arena, &object, NULL) != TDM_OK ||
         !tdm_json_as_u64(tdm_json_get(object, "update"), &update) || update < 1 ||
         !tdm_json_as_u64(tdm_json_get(object, "of"), &of) || of < 1 || of > TDM_ORDER_MAX_WORKERS ||
         !tdm_json_as_u64(tdm_json_get(object, "worker"), &worker) || worker >= of ||
+        !tdm_json_as_u64(tdm_json_get(object, "batch"), &batch) || batch < 1 ||
         !tdm_json_as_u64(tdm_json_get(object, "staleness"), &staleness) || staleness >= update ||
         staleness > UINT32_MAX || !readers_read(tdm_json_get(object, "readers"), of, &readers))
         return false;
@@ -65,7 +67,8 @@ bool tdm__order_line_read(const char *text, size_t length, tdm_arena *arena, tdm
                              .of = of,
                              .entry = {.worker = (uint32_t)worker,
                                        .staleness = (uint32_t)staleness,
-                                       .readers = readers}};
+                                       .readers = readers,
+                                       .batch = batch - 1}};
     return true;
 }
 
@@ -159,6 +162,7 @@ static tdm_status loader_add(void *user, const tdm_order_entry *entry, tdm_error
     TDM_TRY(tdm_order_add(l->order, entry, err));
     tdm_sha256_u64(l->hash, entry->worker);
     tdm_sha256_u64(l->hash, entry->readers);
+    tdm_sha256_u64(l->hash, entry->batch);
     return TDM_OK;
 }
 

@@ -2,9 +2,9 @@
  * order_file.h: the order of asynchronous updates, as a run records it (sync.kind server).
  *
  * RUN/order.jsonl has one line for each update: its number (from 1), the worker that made it, the number of workers, the
- * staleness, and the workers that read the model right after it:
+ * batch of its gradient (from 1), the staleness, and the workers that read the model right after it:
  *
- *     {"update":5,"worker":2,"of":4,"staleness":3,"readers":[2]}
+ *     {"update":5,"worker":2,"of":4,"batch":5,"staleness":3,"readers":[2]}
  *
  * Together with the job it determines every bit of the run: `sync.order: recorded` repeats it. The lines of updates are
  * written before these updates change the model, so the file is never behind a state that anybody has seen. lines.h

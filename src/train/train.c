@@ -282,13 +282,23 @@ static void round_begin_step(void *user, int64_t index, tdm_inner_step *out)
 {
     tdm__trainer *t = user;
     uint64_t step = t->position.step + (uint64_t)index;
-    t->batch_at = tdm__train_schedule_position(&t->schedule, step);
-    *out = (tdm_inner_step){.step = step,
-                            .batch = tdm__train_schedule_batch(&t->schedule, &t->batch_at),
+    uint64_t batch = t->order ? t->order_entries[index].batch : step;
+    tdm_position at = tdm__train_schedule_position(&t->schedule, batch);
+    if (!tdm_job_is_live(t->job)) t->batch_at = at; /* else that of another thread */
+    *out = (tdm_inner_step){.step = batch,
+                            .batch = tdm__train_schedule_batch(&t->schedule, &at),
                             .lr = step_lr(t, step)};
     if (!t->order || !t->job->sync.staleness_lr) return;
     uint32_t staleness = t->order_entries[index].staleness;
     if (staleness > 1) out->lr /= (double)staleness;
+}
+
+/* With sync.order live: lanes read this batch from now on. In the thread that computes gradients. */
+static void live_begin_batch(void *user, uint64_t batch, tdm_inner_step *out)
+{
+    tdm__trainer *t = user;
+    t->batch_at = tdm__train_schedule_position(&t->schedule, batch);
+    out->batch = tdm__train_schedule_batch(&t->schedule, &t->batch_at);
 }
 
 /* Whether work after a step is due at this position at the latest. */
@@ -310,6 +320,7 @@ uint64_t tdm__round_steps(tdm__trainer *t)
     if (!t->order) return tdm__train_schedule_round(&t->schedule, step, step_lr(t, step));
     /* How updates are divided into rounds affects no bit, so a round ends where something is due. */
     while (max < left && max < TDM_ORDER_MAX_WORKERS && !is_round_end(t, step + max)) max++;
+    if (tdm_job_is_live(t->job)) return max; /* at most: the team decides */
     uint64_t steps = tdm_order_round(t->order, step, max);
     for (uint64_t i = 0; i < steps; i++) t->order_entries[i] = tdm_order_at(t->order, step + i);
     return steps;
@@ -354,8 +365,14 @@ tdm_status tdm__one_step(tdm__trainer *t, unsigned request, unsigned *requests, 
     double lr = step_lr(t, t->position.step);
     double begin = tdm_clock_s();
     uint64_t steps = tdm__round_steps(t);
+    bool is_live = tdm_job_is_live(t->job);
     t->round_steps = steps;
-    t->batch_at = t->position;
+    if (!is_live) t->batch_at = t->position;
+    t->live = (tdm_live_round){.state = &t->order_state,
+                               .max = steps,
+                               .entries = t->order_entries,
+                               .batch = live_begin_batch,
+                               .user = t};
     tdm_step_input in = {.step = tdm__updates_of(t),
                          .batch = batch,
                          .lr = t->state.inner ? outer_lr(t->job) : lr,
@@ -365,12 +382,16 @@ tdm_status tdm__one_step(tdm__trainer *t, unsigned request, unsigned *requests, 
                          .user = t,
                          .inner_count = (int64_t)steps,
                          .inner = round_begin_step,
-                         .order = t->order ? t->order_entries : NULL};
+                         .order = t->order ? t->order_entries : NULL,
+                         .live = is_live ? &t->live : NULL};
     tdm_step_result result;
     t->ledger.tally = 0;
     TDM_TRY(tdm_team_step(t->team, &in, &result, err));
     t->clock.step_seconds += tdm_clock_s() - begin;
+    if (is_live) t->round_steps = steps = t->live.count;
     if (!result.finite) TDM_TRY(on_nonfinite_step(t, &result, err));
+    for (uint64_t i = 0; i < steps && is_live; i++)
+        TDM_TRY(tdm_order_follow(&t->order_state, &t->order_entries[i], err));
     tdm__count_step(t, &result, steps);
     tdm__watch_record_step(&t->watch, &result, t->position.step, t->leads);
     speed_update(t);

@@ -355,13 +355,13 @@ static bool state_from_memory(tdm__trainer *t, const tdm_recovery *r)
     uint64_t updates = t->state.inner ? (uint64_t)m.rounds : m.position.step;
     bool same = updates == r->step;
     uint64_t done = r->step > updates ? r->step - updates : 0; /* since the snapshot */
-    bool before = done > 0 && done <= (t->order ? TDM_ORDER_MAX_WORKERS : 1) && m.after_done &&
+    bool before = done > 0 && done <= (t->order ? r->update_count : 1) && m.after_done &&
                   r->finished;
     if (!r->found || r->snapshot_order == 0 || (!same && !before)) return false;
     snapshot_load(t, &m);
     if (!before) return true;
     for (uint64_t i = 0; t->order && i < done; i++)
-        t->order_entries[i] = tdm_order_at(t->order, t->position.step + i);
+        t->order_entries[i] = r->updates[r->update_count - done + i];
     tdm__count_step(t, &r->result, t->order ? done : tdm__round_steps(t));
     return true;
 }
@@ -429,7 +429,7 @@ static tdm_status run_files_repair(tdm__trainer *t, bool from_memory, tdm_error 
         TDM_TRY(tdm__run_write_job(&t->run, t->job, err));
     }
     TDM_TRY(tdm__open_ledger(t, step, err));
-    TDM_TRY(tdm__order_open(t, step, err));
+    TDM_TRY(tdm__order_open(t, step, from_memory ? &t->recovery : NULL, err));
     if (step > 0) tdm__lines_fill(&t->ledger.file, t->ledger.recent, from_memory ? before : step);
     ledger_warn_of_gap(t, from_memory ? before : step);
     if (!from_memory || step == 0) return TDM_OK;
@@ -639,7 +639,9 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
     if (!from_memory) TDM_TRY(state_from_disk(t, err));
     repair.is_begun = joins;
     repair.from_memory = from_memory;
+    t->recovery = recovery;
     TDM_TRY(run_work_do(t, &repair, err));
+    TDM_TRY(tdm__order_share(t, err));
 
     bool first = t->session.epoch == 1 || (!from_memory && !joins);
     if (!t->session.has_entered && !from_memory) {

@@ -138,9 +138,12 @@ typedef struct tdm__trainer {
     tdm_order *order; /* sync.kind server: of the updates; NULL: none */
     tdm__traffic traffic;
     tdm_order_entry order_entries[TDM_ORDER_MAX_WORKERS]; /* of the current round */
-    char order_hash[TDM_SHA256_HEX];                      /* of the entries of sync.order_from */
-    uint64_t round_steps; /* of the current step, or round of steps */
-    int64_t *indices;     /* of the samples of a lane */
+    tdm_order_state order_state;                          /* sync.order live: after the last step */
+    tdm_live_round live;                                  /* sync.order live: the current round */
+    tdm__order_line *order_recent;   /* in sessions, a ring (lines.h); else NULL */
+    char order_hash[TDM_SHA256_HEX]; /* of the entries of sync.order_from */
+    uint64_t round_steps;            /* of the current step, or round of steps */
+    int64_t *indices;                /* of the samples of a lane */
     tdm__watch watch;
     tdm_predictor *predictor;
     int predictor_threads;  /* it was created for */
@@ -155,6 +158,7 @@ typedef struct tdm__trainer {
     tdm__trainer_clock clock;
     tdm__trainer_ledger ledger;
     tdm__lines order_file; /* rank 0: of the order of updates */
+    tdm_recovery recovery; /* at the beginning of this epoch */
     tdm__trainer_saves saves;
     tdm__trainer_requests requests;
     tdm__trainer_session session;
@@ -219,8 +223,11 @@ void tdm__order_release(tdm__trainer *t);
 /* TDM_ERR_JOB_MISMATCH: ranks have read different recorded orders. Collective. */
 tdm_status tdm__order_compare(tdm__trainer *t, tdm_error *err);
 /* Opens the run's record of the order to continue after `step` updates. Rank 0. */
-tdm_status tdm__order_open(tdm__trainer *t, uint64_t step, tdm_error *err);
-/* Records the updates of the current round. Rank 0. */
+tdm_status tdm__order_open(tdm__trainer *t, uint64_t step, const tdm_recovery *recovery,
+                           tdm_error *err);
+/* With sync.order live, all ranks get the state of the order. Collective. */
+tdm_status tdm__order_share(tdm__trainer *t, tdm_error *err);
+/* Records the updates of the current round. */
 void tdm__order_put_round(tdm__trainer *t);
 
 /* ---- preparation (train_begin.c) ---------------------------------------------------------------- */

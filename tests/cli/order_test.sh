@@ -97,6 +97,70 @@ test_a_run_resumes_in_no_other_order() {
     assert_contains "$err" "in another order than that of sync.order_from; use the file with which the run began"
 }
 
+live=(--set sync.order=live)
+
+# replays RANKS: the recorded order of the last run gives its hash.
+replays() {
+    local live_hash=$hash live_run=$run
+    trains "$1" --set sync.order=recorded --set "sync.order_from=$live_run"
+    assert_equal "$hash" "$live_hash" "the hash of the recorded order of $live_run on $1 ranks"
+    assert_same_files "$run/order.jsonl" "$live_run/order.jsonl" "the order of $live_run"
+    run=$live_run
+}
+
+test_live_orders_are_repeated() {
+    local ranks
+    for ranks in 1 2 4; do
+        trains "$ranks" "${live[@]}"
+        assert_equal "$(wc -l <"$run/order.jsonl")" "$(wc -l <"$first/order.jsonl")" "updates"
+        assert_equal "$(sed 's/.*"batch":\([0-9]*\),.*/\1/' "$run/order.jsonl" | sort | uniq -d)" "" "batches trained twice"
+        replays 1
+        replays 3
+    done
+    trains 3 "${live[@]}" --set sync.mode=stale --set sync.staleness=0
+    assert_exit 0 "$TANDEM" train job.yaml -q --json -n 1 "${common[@]}" --set sync.mode=stale --set sync.staleness=0 \
+        --set sync.order=recorded --set "sync.order_from=$run"
+    assert_equal "$(hash_in "$out")" "$hash" "the hash of an order with a bound"
+}
+
+# updates RANK_WORKERS: how many updates these workers made.
+updates() { grep -c "\"worker\":[$1]," "$run/order.jsonl" || true; }
+
+test_a_slow_rank_delays_nobody() {
+    local -a large=(--set 'model.hidden=[768, 768]' --set train.epochs=15)
+    export TANDEM_TEST_SLOW=1:20
+    trains 2 "${live[@]}" "${large[@]}"
+    unset TANDEM_TEST_SLOW
+    [ "$(updates 01)" -gt $((3 * $(updates 23))) ] ||
+        fail "the fast rank made $(updates 01) updates, the slow one $(updates 23)"
+    local live_run=$run live_hash=$hash
+    trains 1 --set sync.order=recorded --set "sync.order_from=$live_run" "${large[@]}"
+    assert_equal "$hash" "$live_hash" "the hash of the order with a slow rank"
+}
+
+test_a_live_run_survives() {
+    local phase
+    for phase in replica:rank=1 reduce:rank=0 update publish:rank=0; do
+        rm -f hit
+        export TANDEM_TEST_KILL="$phase:file=$PWD/hit"
+        trains 3 "${live[@]}"
+        unset TANDEM_TEST_KILL
+        [ -e hit ] || fail "no rank died in $phase"
+        replays 1
+    done
+}
+
+test_a_live_run_resumes() {
+    trains 3 "${live[@]}" --set train.epochs=2
+    assert_exit 0 "$TANDEM" train --resume "$run" -q --json -n 2 --set train.epochs=3
+    hash=$(hash_in "$out")
+    replays 1
+    trains 2 "${live[@]}" --set train.epochs=2
+    sed -i '3d' "$run/order.jsonl"
+    assert_exit 1 "$TANDEM" train --resume "$run" -q --set train.epochs=3
+    assert_contains "$err" "line 3 has update 4, but update 3 is next"
+}
+
 test_orders_that_do_not_fit() {
     assert_exit 1 "$TANDEM" train job.yaml -q "${common[@]}" "${recorded[@]}" --set train.epochs=9
     assert_contains "$err" "order.jsonl: the order ends after update"

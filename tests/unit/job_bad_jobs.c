@@ -432,6 +432,22 @@ const bad_job bad_jobs[] = {
     {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async}\nparallel: {zero: 2}\n"), NO_SET,
      "job.yaml:2:8: 'sync.kind: server' updates whole gradients in the memory of each host; set "
      "'parallel.zero' to 0 or 1\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async, order: live}\n"
+         "checkpoint: {ledger: true}\n"),
+     NO_SET,
+     "job.yaml:3:14: 'checkpoint.ledger' proves that batches are trained in order, but with "
+     "'sync.order: live' they are trained as they are complete; order.jsonl names the batch of each "
+     "update: set 'checkpoint.ledger' to false\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async, order: live}\n"
+         "compress: {quantise: int8}\n"),
+     NO_SET,
+     "job.yaml:2:35: 'sync.order: live' does not compress gradients; remove 'compress', or set "
+     "'sync.order' to virtual\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async, order: live}\n"
+         "parallel: {balance: feedback}\n"),
+     NO_SET,
+     "job.yaml:3:12: with 'sync.order: live' a slow rank delays no other one, and its replicas are "
+     "not moved; set 'parallel.balance' to off or weights\n"},
     {JOB("data: {train: x.csv}\nsync: {kind: server, mode: async, order: recorded}\n"), NO_SET,
      "job.yaml:2:35: 'sync.order: recorded' requires 'sync.order_from', the run whose order of "
      "updates is repeated\n"},

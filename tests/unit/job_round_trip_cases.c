@@ -216,6 +216,12 @@ static void random_schedule(tdm_rng *rng, tdm_arena *arena, tdm_job *job)
 static void random_replicas(tdm_job *job)
 {
     bool async = job->sync.kind == TDM_JOB_SYNC_SERVER && job->sync.mode != TDM_JOB_SERVER_SYNC;
+    if (async && job->sync.order == TDM_JOB_ORDER_LIVE) {
+        job->checkpoint.ledger = false;
+        job->parallel.balance = TDM_JOB_BALANCE_OFF;
+        job->compress.sparsify = TDM_JOB_SPARSIFY_NONE;
+        job->compress.quantise = TDM_JOB_QUANTISE_NONE;
+    }
     bool compresses = job->compress.sparsify != TDM_JOB_SPARSIFY_NONE ||
                       job->compress.quantise != TDM_JOB_QUANTISE_NONE;
     if (compresses || async) job->compress.rank = 0;

@@ -112,18 +112,30 @@ static void damaged_orders_are_rejected(void)
     rejects("", async, "the order ends after update 0, but the job makes 60 updates");
     rejects(with_line(text, 20, NULL), async, "line 20 has update 21, but update 20 is next");
     rejects(with_line(text, 20, "{}\n"), async, "line 20 is not an update of an order");
-    rejects(with_line(text, 1,
-                      "{\"update\":1,\"worker\":0,\"of\":8,\"staleness\":0,\"readers\":[0]}\n"),
-            async, "line 1: the order is that of 8 replicas, but the job has 4");
-    rejects(with_line(text, 1,
-                      "{\"update\":1,\"worker\":0,\"of\":4,\"staleness\":0,\"readers\":[1]}\n"),
-            async, "worker 1 reads the model, but it is computing a gradient");
-    rejects("{\"update\":1,\"worker\":0,\"of\":4,\"staleness\":0,\"readers\":[]}\n"
-            "{\"update\":2,\"worker\":0,\"of\":4,\"staleness\":1,\"readers\":[]}\n",
+    rejects(
+        with_line(
+            text, 1,
+            "{\"update\":1,\"worker\":0,\"of\":8,\"batch\":1,\"staleness\":0,\"readers\":[0]}\n"),
+        async, "line 1: the order is that of 8 replicas, but the job has 4");
+    rejects(
+        with_line(
+            text, 1,
+            "{\"update\":1,\"worker\":0,\"of\":4,\"batch\":1,\"staleness\":0,\"readers\":[1]}\n"),
+        async, "worker 1 reads the model, but it is computing a gradient");
+    rejects("{\"update\":1,\"worker\":0,\"of\":4,\"batch\":1,\"staleness\":0,\"readers\":[]}\n"
+            "{\"update\":2,\"worker\":0,\"of\":4,\"batch\":2,\"staleness\":1,\"readers\":[]}\n",
             async, "line 2: worker 0 has read no model since its last update");
-    rejects("{\"update\":1,\"worker\":0,\"of\":4,\"staleness\":0,\"readers\":[0]}\n"
-            "{\"update\":2,\"worker\":0,\"of\":4,\"staleness\":1,\"readers\":[0]}\n",
+    rejects("{\"update\":1,\"worker\":0,\"of\":4,\"batch\":1,\"staleness\":0,\"readers\":[0]}\n"
+            "{\"update\":2,\"worker\":0,\"of\":4,\"batch\":2,\"staleness\":1,\"readers\":[0]}\n",
             async, "worker 0 has staleness 1, but it has read the model 0 updates before");
+    rejects(
+        with_line(
+            text, 1,
+            "{\"update\":1,\"worker\":0,\"of\":4,\"batch\":9,\"staleness\":0,\"readers\":[]}\n"),
+        async, "worker 0 has the gradient of batch 9, which another worker has or will have");
+    rejects("{\"update\":1,\"worker\":1,\"of\":4,\"batch\":2,\"staleness\":0,\"readers\":[]}\n"
+            "{\"update\":2,\"worker\":0,\"of\":4,\"batch\":2,\"staleness\":1,\"readers\":[]}\n",
+            async, "line 2: worker 0 has the gradient of batch 2");
     char cut[sizeof("x") + UPDATES * TDM__LINE_BYTES];
     snprintf(cut, sizeof(cut), "%.*s", (int)strlen(text) - 3, text);
     rejects(cut, async, "the order ends after update 59");
@@ -136,8 +148,9 @@ static void no_worker_is_left(void)
     char text[4 * TDM__LINE_BYTES] = "";
     for (int i = 0; i < WORKERS; i++)
         snprintf(text + strlen(text), sizeof(text) - strlen(text),
-                 "{\"update\":%d,\"worker\":%d,\"of\":4,\"staleness\":%d,\"readers\":[]}\n", i + 1,
-                 i, i);
+                 "{\"update\":%d,\"worker\":%d,\"of\":4,\"batch\":%d,\"staleness\":%d,"
+                 "\"readers\":[]}\n",
+                 i + 1, i, i + 1, i);
     rejects(text, "mode: async", "line 4: no worker has read the model for a later update");
 }
 
@@ -146,17 +159,19 @@ static void lines_are_checked(void)
     static const char *const bad[] = {
         "",
         "[]",
-        "{\"update\":0,\"worker\":0,\"of\":4,\"staleness\":0,\"readers\":[]}",
-        "{\"update\":1,\"worker\":4,\"of\":4,\"staleness\":0,\"readers\":[]}",
-        "{\"update\":1,\"worker\":0,\"of\":65,\"staleness\":0,\"readers\":[]}",
-        "{\"update\":1,\"worker\":0,\"of\":0,\"staleness\":0,\"readers\":[]}",
-        "{\"update\":1,\"worker\":0,\"of\":4,\"staleness\":1,\"readers\":[]}",
-        "{\"update\":1,\"worker\":0,\"of\":4,\"staleness\":-1,\"readers\":[]}",
-        "{\"update\":1,\"worker\":0,\"of\":4,\"staleness\":0,\"readers\":[4]}",
-        "{\"update\":1,\"worker\":0,\"of\":4,\"staleness\":0,\"readers\":[2,1]}",
-        "{\"update\":1,\"worker\":0,\"of\":4,\"staleness\":0,\"readers\":[1,1]}",
-        "{\"update\":1,\"worker\":0,\"of\":4,\"staleness\":0,\"readers\":1}",
-        "{\"update\":1,\"worker\":0,\"of\":4,\"staleness\":0}",
+        "{\"update\":0,\"worker\":0,\"of\":4,\"batch\":1,\"staleness\":0,\"readers\":[]}",
+        "{\"update\":1,\"worker\":4,\"of\":4,\"batch\":1,\"staleness\":0,\"readers\":[]}",
+        "{\"update\":1,\"worker\":0,\"of\":65,\"batch\":1,\"staleness\":0,\"readers\":[]}",
+        "{\"update\":1,\"worker\":0,\"of\":0,\"batch\":1,\"staleness\":0,\"readers\":[]}",
+        "{\"update\":1,\"worker\":0,\"of\":4,\"batch\":1,\"staleness\":1,\"readers\":[]}",
+        "{\"update\":1,\"worker\":0,\"of\":4,\"batch\":1,\"staleness\":-1,\"readers\":[]}",
+        "{\"update\":1,\"worker\":0,\"of\":4,\"batch\":1,\"staleness\":0,\"readers\":[4]}",
+        "{\"update\":1,\"worker\":0,\"of\":4,\"batch\":1,\"staleness\":0,\"readers\":[2,1]}",
+        "{\"update\":1,\"worker\":0,\"of\":4,\"batch\":1,\"staleness\":0,\"readers\":[1,1]}",
+        "{\"update\":1,\"worker\":0,\"of\":4,\"batch\":1,\"staleness\":0,\"readers\":1}",
+        "{\"update\":1,\"worker\":0,\"of\":4,\"batch\":1,\"staleness\":0}",
+        "{\"update\":1,\"worker\":0,\"of\":4,\"batch\":0,\"staleness\":0,\"readers\":[]}",
+        "{\"update\":1,\"worker\":0,\"of\":4,\"staleness\":0,\"readers\":[]}",
     };
     tdm_arena *arena = tdm_arena_create("test");
     tdm__order_line line;
@@ -164,10 +179,12 @@ static void lines_are_checked(void)
         CHECK(!tdm__order_line_read(bad[i], strlen(bad[i]), arena, &line));
     for (int w = 0; w < TDM_ORDER_MAX_WORKERS; w++) { /* the longest line */
         char text[TDM__LINE_BYTES];
-        tdm__order_line last = {
-            .update = UINT64_MAX,
-            .of = TDM_ORDER_MAX_WORKERS,
-            .entry = {.worker = 63, .staleness = UINT32_MAX, .readers = UINT64_MAX >> w}};
+        tdm__order_line last = {.update = UINT64_MAX,
+                                .of = TDM_ORDER_MAX_WORKERS,
+                                .entry = {.worker = 63,
+                                          .staleness = UINT32_MAX,
+                                          .readers = UINT64_MAX >> w,
+                                          .batch = UINT64_MAX - 1}};
         int length = tdm__order_format.show(&last, text);
         CHECK(length < TDM__LINE_BYTES && text[length - 1] == '\n');
         CHECK(tdm__order_line_read(text, (size_t)length - 1, arena, &line));
