@@ -142,8 +142,15 @@ typedef enum tdm_job_reduce {
 typedef enum tdm_job_sync {
     TDM_JOB_SYNC_ALL_REDUCE,
     TDM_JOB_SYNC_LOCAL,
-    TDM_JOB_SYNC_SERVER
+    TDM_JOB_SYNC_SERVER,
+    TDM_JOB_SYNC_GOSSIP
 } tdm_job_sync;
+typedef enum tdm_job_graph {
+    TDM_JOB_GRAPH_RING,
+    TDM_JOB_GRAPH_TORUS,
+    TDM_JOB_GRAPH_EXPONENTIAL,
+    TDM_JOB_GRAPH_RANDOM
+} tdm_job_graph;
 typedef enum tdm_job_server_mode {
     TDM_JOB_SERVER_SYNC,
     TDM_JOB_SERVER_ASYNC,
@@ -379,7 +386,7 @@ typedef struct tdm_job {
     struct {
         int kind;         /* tdm_job_sync */
         int64_t replicas; /* 0: auto */
-        int64_t period;   /* local: steps between two averages */
+        int64_t period;   /* local: steps between two averages; gossip: between two exchanges */
         double
             adapt_lr; /* local: the period grows as the learning rate falls below this; 0: fixed */
         int64_t max_period; /* local: bound of the growth */
@@ -395,6 +402,8 @@ typedef struct tdm_job {
         bool staleness_lr;       /* server */
         int order;               /* server: tdm_job_order */
         const char *order_from;  /* server, recorded: a run, or its file of the order */
+        int graph;               /* gossip: tdm_job_graph */
+        int64_t degree; /* gossip, exponential and random: replicas that each one sends to */
     } sync;
     struct {
         int sparsify; /* tdm_job_sparsify */

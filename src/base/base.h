@@ -37,6 +37,7 @@ typedef enum tdm_rng_stream {
     TDM_RNG_STREAM_CODEC = 6,
     TDM_RNG_STREAM_ORDER = 7,
     TDM_RNG_STREAM_TABLE = 8,
+    TDM_RNG_STREAM_GOSSIP = 9,
     TDM_RNG_STREAM_USER = 1000
 } tdm_rng_stream;
 

@@ -136,7 +136,7 @@ static tdm_status bench_prepare(bench *b, tdm_error *err)
 {
     const tdm_job *job = b->job;
     tdm_bench *out = b->out;
-    if (tdm_job_is_local(job) || tdm_job_is_async(job))
+    if (tdm_job_trains_apart(job) || tdm_job_is_async(job))
         return tdm_fail(
             err, TDM_ERR_UNSUPPORTED,
             "bench: replicas of this job train by themselves (sync.kind), so there is no "

@@ -12,14 +12,17 @@
 /* Whether the job's model is a token model, which is trained on a text: gpt, or layers that start
  * with embedding. For a model from a library use tdm_model_takes_tokens. */
 bool tdm_job_takes_tokens(const tdm_job *job);
-/* Whether replicas of the model are trained apart and averaged (sync.kind: local); whether the job has a stage of
- * compression; whether it has logical replicas, for either reason. */
+/* Whether replicas of the model are trained apart and averaged (sync.kind: local); whether they exchange models with
+ * their neighbours instead (sync.kind: gossip); one of the two: replicas train separate models in rounds. */
 bool tdm_job_is_local(const tdm_job *job);
+bool tdm_job_is_gossip(const tdm_job *job);
+bool tdm_job_trains_apart(const tdm_job *job);
 /* Whether updates are applied one by one, each from a gradient of an earlier model (sync.kind: server, not in mode
  * sync). */
 bool tdm_job_is_async(const tdm_job *job);
 /* Whether these updates are made in the order in which gradients are complete (sync.order: live). */
 bool tdm_job_is_live(const tdm_job *job);
+/* Whether the job has a stage of compression; whether it has logical replicas, for any of these reasons. */
 bool tdm_job_compresses(const tdm_job *job);
 bool tdm_job_factors(const tdm_job *job); /* by PowerSGD (compress.rank) */
 bool tdm_job_has_replicas(const tdm_job *job);

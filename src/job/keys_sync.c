@@ -13,6 +13,16 @@ bool tdm_job_is_local(const tdm_job *job)
     return job->sync.kind == TDM_JOB_SYNC_LOCAL;
 }
 
+bool tdm_job_is_gossip(const tdm_job *job)
+{
+    return job->sync.kind == TDM_JOB_SYNC_GOSSIP;
+}
+
+bool tdm_job_trains_apart(const tdm_job *job)
+{
+    return tdm_job_is_local(job) || tdm_job_is_gossip(job);
+}
+
 bool tdm_job_is_async(const tdm_job *job)
 {
     return job->sync.kind == TDM_JOB_SYNC_SERVER && job->sync.mode != TDM_JOB_SERVER_SYNC;
@@ -44,14 +54,14 @@ bool tdm_job_factors(const tdm_job *job)
     return job->compress.rank > 0;
 }
 
-bool tdm_job_has_replicas(const tdm_job *job)
-{
-    return tdm_job_is_local(job) || tdm_job_is_async(job) || tdm_job_compresses(job);
-}
-
 static bool has_strategy(const tdm_job *job)
 {
-    return tdm_job_is_local(job) || tdm_job_is_async(job);
+    return tdm_job_trains_apart(job) || tdm_job_is_async(job);
+}
+
+bool tdm_job_has_replicas(const tdm_job *job)
+{
+    return has_strategy(job) || tdm_job_compresses(job);
 }
 
 static bool has_outer_optimiser(const tdm_job *job)
@@ -62,6 +72,12 @@ static bool has_outer_optimiser(const tdm_job *job)
 static bool is_adaptive(const tdm_job *job)
 {
     return tdm_job_is_local(job) && job->sync.adapt_lr > 0;
+}
+
+static bool has_degree(const tdm_job *job)
+{
+    return tdm_job_is_gossip(job) && (job->sync.graph == TDM_JOB_GRAPH_EXPONENTIAL ||
+                                      job->sync.graph == TDM_JOB_GRAPH_RANDOM);
 }
 
 static bool keeps_ratio(const tdm_job *job)
@@ -100,6 +116,8 @@ bool tdm__period_can_be_cut(const tdm_job *job)
 }
 
 #define IF_LOCAL BITS_IF(tdm_job_is_local, "if 'sync.kind' is local")
+#define IF_APART BITS_IF(tdm_job_trains_apart, "if 'sync.kind' is local or gossip")
+#define IF_GOSSIP BITS_IF(tdm_job_is_gossip, "if 'sync.kind' is gossip")
 #define IF_ASYNC BITS_IF(tdm_job_is_async, "if 'sync.kind' is server and 'sync.mode' not sync")
 #define IF_COMPRESSED BITS_IF(tdm_job_compresses, "if the job compresses")
 
@@ -108,13 +126,17 @@ const tdm_job_key tdm__sync_keys[] = {
         KEY("sync.kind", CHOICE, sync.kind),
         .fallback = "all_reduce",
         BITS_IF(has_strategy, "unless it is all_reduce, or server with 'sync.mode: sync'"),
-        .choices = "all_reduce | local | server",
-        .also_called = "strategy algorithm synchronization local_sgd diloco parameter_server",
+        .choices = "all_reduce | local | server | gossip",
+        .also_called =
+            "strategy algorithm synchronization local_sgd diloco parameter_server push_sum sgp "
+            "decentralized",
         .help = "How workers combine their results. all_reduce adds the gradients of all lanes in "
                 "each step. local trains several replicas of the model independently for "
                 "'sync.period' steps and then averages them, which needs far less communication "
                 "(local SGD; with 'sync.outer: nesterov', DiLoCo). server applies the gradients of "
-                "single workers one after the other, as a parameter server does ('sync.mode').",
+                "single workers one after the other, as a parameter server does ('sync.mode'). "
+                "gossip has no common model: each replica trains its own and sends shares of it to "
+                "its neighbours in 'sync.graph' (stochastic gradient push).",
     },
     {
         KEY("sync.replicas", INT, sync.replicas),
@@ -125,8 +147,8 @@ const tdm_job_key tdm__sync_keys[] = {
         .word = "auto",
         .also_called = "num_replicas model_replicas",
         .help =
-            "The number of logical replicas: of models with 'sync.kind: local', of workers with "
-            "'sync.kind: server', of the residuals and momentums of 'compress'. Each replica has an "
+            "The number of logical replicas: of models with 'sync.kind: local' and 'gossip', of "
+            "workers with 'sync.kind: server', of the residuals and momentums of 'compress'. Each replica has an "
             "equal share of the lanes; with 'sync.kind: server' it uses all of them, and at most 64 "
             "replicas are possible. Workers execute replicas, so there can be at most as many "
             "workers as replicas, and the trained bits depend on the number of replicas, never on "
@@ -135,14 +157,15 @@ const tdm_job_key tdm__sync_keys[] = {
     {
         KEY("sync.period", INT, sync.period),
         .fallback = "8",
-        IF_LOCAL,
+        IF_APART,
         RANGE(1, 1000000),
         .also_called = "local_steps inner_steps sync_every h",
-        .help = "With 'sync.kind: local': the number of steps that each replica trains between two "
-                "averages. Lines of metrics, evaluations, checkpoints and stops follow an average, "
-                "so they can be later than the job asks, by less than a period; set "
-                "'elastic.grace' to more than the time of a period. At the end of the run the last "
-                "period can be shorter.",
+        .help =
+            "With 'sync.kind: local' and 'gossip': the number of steps that each replica trains "
+            "between two averages, or exchanges with its neighbours. Lines of metrics, "
+            "evaluations, checkpoints and stops follow such a round of steps, so they can be "
+            "later than the job asks, by less than a period; set 'elastic.grace' to more than "
+            "the time of a period. At the end of the run the last period can be shorter.",
     },
     {
         KEY("sync.adapt_lr", REAL, sync.adapt_lr),
@@ -197,6 +220,28 @@ const tdm_job_key tdm__sync_keys[] = {
         RANGE(0, 1),
         .max_open = true,
         .help = "The momentum of the outer optimiser ('sync.outer').",
+    },
+    {
+        KEY("sync.graph", CHOICE, sync.graph),
+        .fallback = "exponential",
+        IF_GOSSIP,
+        .choices = "ring | torus | exponential | random",
+        .also_called = "topology neighbors peers",
+        .help =
+            "With 'sync.kind: gossip': which replicas send their models to which. ring: to the "
+            "replicas before and after, in a circle. torus: to the four neighbours in a grid that "
+            "is closed at its edges. exponential: to replicas at distances of 1, 2, 4, ..., "
+            "'sync.degree' of these in each round, one after the other. random: to 'sync.degree' "
+            "replicas that are drawn anew in each round.",
+    },
+    {
+        KEY("sync.degree", INT, sync.degree),
+        .fallback = "1",
+        BITS_IF(has_degree, "if 'sync.graph' is exponential or random"),
+        RANGE(1, 32),
+        .also_called = "neighbours_per_itr fanout",
+        .help = "With 'sync.graph: exponential' and 'random': the number of replicas to which each "
+                "replica sends its model in a round.",
     },
     {
         KEY("sync.mode", CHOICE, sync.mode),

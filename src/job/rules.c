@@ -185,6 +185,30 @@ static bool async_with_shards(const tdm_job *job)
     return tdm_job_is_async(job) && job->parallel.zero >= 2;
 }
 
+static bool gossip_with_shards(const tdm_job *job)
+{
+    return tdm_job_is_gossip(job) && job->parallel.zero >= 1;
+}
+
+static bool gossip_with_compression(const tdm_job *job)
+{
+    return tdm_job_is_gossip(job) && tdm_job_compresses(job);
+}
+
+static bool gossip_alone(const tdm_job *job)
+{
+    return tdm_job_is_gossip(job) && job->sync.replicas == 1;
+}
+
+/* Replicas at a distance of a power of two; or all others. */
+static bool more_neighbours_than_replicas(const tdm_job *job)
+{
+    int64_t replicas = job->sync.replicas, degree = job->sync.degree;
+    if (!tdm_job_is_gossip(job) || replicas < 2) return false;
+    if (job->sync.graph == TDM_JOB_GRAPH_RANDOM) return degree > replicas - 1;
+    return job->sync.graph == TDM_JOB_GRAPH_EXPONENTIAL && (INT64_C(1) << degree) > replicas;
+}
+
 static bool compressed_with_shards(const tdm_job *job)
 {
     return tdm_job_compresses(job) && job->parallel.zero >= 2;
@@ -266,9 +290,9 @@ static bool async_with_skips(const tdm_job *job)
     return tdm_job_is_async(job) && job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP;
 }
 
-static bool local_with_ema(const tdm_job *job)
+static bool apart_with_ema(const tdm_job *job)
 {
-    return tdm_job_is_local(job) && job->optim.ema > 0;
+    return tdm_job_trains_apart(job) && job->optim.ema > 0;
 }
 
 static bool momentum_twice(const tdm_job *job)
@@ -345,6 +369,33 @@ static const rule rules[] = {
                    "'parallel.zero' to 0 or 1",
     },
     {
+        .keys = {"sync.kind", "parallel.zero"},
+        .is_broken = gossip_with_shards,
+        .message =
+            "'sync.kind: gossip' has no state in common that hosts could shard: each replica "
+            "has its own; set 'parallel.zero' to 0",
+    },
+    {
+        .keys = {"sync.kind", "compress.sparsify", "compress.quantise", "compress.rank"},
+        .is_broken = gossip_with_compression,
+        .message =
+            "'compress' encodes what is added over all replicas, but with 'sync.kind: gossip' "
+            "replicas send their models to neighbours; remove 'compress', or use 'sync.kind: "
+            "local'",
+    },
+    {
+        .keys = {"sync.replicas", "sync.kind"},
+        .is_broken = gossip_alone,
+        .message = "'sync.kind: gossip' needs at least two replicas; increase 'sync.replicas'",
+    },
+    {
+        .keys = {"sync.degree", "sync.replicas", "sync.graph", "sync.kind"},
+        .is_broken = more_neighbours_than_replicas,
+        .message = "'sync.degree' exceeds the number of other replicas (with 'sync.graph: "
+                   "exponential', of those at a distance of 1, 2, 4, ...); reduce it, or increase "
+                   "'sync.replicas'",
+    },
+    {
         .keys = {"compress.sparsify", "compress.quantise", "compress.rank", "parallel.zero"},
         .is_broken = compressed_with_shards,
         .message = "'compress' needs whole gradients; set 'parallel.zero' to 0 or 1",
@@ -353,7 +404,7 @@ static const rule rules[] = {
         .keys = {"parallel.reduce", "sync.kind", "compress.sparsify", "compress.quantise",
                  "compress.rank"},
         .is_broken = replicas_with_other_reduce,
-        .message = "replicas ('sync.kind: local' and 'compress') are added by the tree; set "
+        .message = "replicas ('sync.kind' and 'compress') are added by the tree; set "
                    "'parallel.reduce' to tree",
     },
     {
@@ -436,9 +487,9 @@ static const rule rules[] = {
     },
     {
         .keys = {"optim.ema", "sync.kind"},
-        .is_broken = local_with_ema,
+        .is_broken = apart_with_ema,
         .message = "'optim.ema' averages the weights after every step, but with 'sync.kind: local' "
-                   "the model changes once per period; remove 'optim.ema'",
+                   "and 'gossip' the model changes once per period; remove 'optim.ema'",
     },
     {
         .keys = {"compress.momentum", "optim.momentum", "optim.kind"},
@@ -697,8 +748,8 @@ static const struct {
     const char *condition;
 } sync_groups[] = {
     {"sync.",
-     "sync.kind sync.replicas sync.mode sync.staleness sync.staleness_lr sync.speeds sync.jitter "
-     "sync.compensation sync.order sync.order_from",
+     "sync.kind sync.replicas sync.period sync.graph sync.degree sync.mode sync.staleness "
+     "sync.staleness_lr sync.speeds sync.jitter sync.compensation sync.order sync.order_from",
      tdm_job_is_local, "'sync.kind' is local"},
     {"sync.mode", "", is_server, "'sync.kind' is server"},
     {"sync.staleness_lr", "", tdm_job_is_async, "'sync.mode' is async or stale"},
@@ -706,7 +757,8 @@ static const struct {
     {"sync.jitter", "", tdm_job_is_async, "'sync.mode' is async or stale"},
     {"sync.order", "", tdm_job_is_async, "'sync.mode' is async or stale"},
     {"sync.compensation", "", tdm_job_is_async, "'sync.mode' is async or stale"},
-    {"sync.replicas", "", tdm_job_has_replicas, "'sync.kind' is local or the job compresses"},
+    {"sync.replicas", "", tdm_job_has_replicas,
+     "'sync.kind' is local or gossip, or the job compresses"},
     {"compress.", "compress.sparsify compress.quantise compress.rank compress.min_rate",
      tdm_job_compresses, "'compress.sparsify', 'compress.quantise' or 'compress.rank' is set"},
     {"compress.min_rate", "", tdm_job_factors, "'compress.rank' is set"},

@@ -285,6 +285,9 @@ tdm_status tdm__update_find_bad(tdm_team *team, size_t *out, tdm_error *err);
 /* All passes of the optimiser over this rank's pieces and statistics. */
 tdm_status tdm__update_run(tdm_team *team, tdm_step_result *result, tdm_error *err);
 
+/* Instead of that, if steps do not change the blocks (undo_log.h): the step has happened. */
+tdm_status tdm__update_mark(tdm_team *team, const tdm_step_result *result, tdm_error *err);
+
 /* The delay of a gradient: the model that it was computed from. */
 typedef struct tdm__delay {
     float scale; /* of the compensation */

@@ -134,6 +134,9 @@ typedef struct tdm_params_options {
     /* The first array of a replica is the model that it has read, and an update changes the arrays of single replicas
      * only (sync.kind server). Ranks must share the memory of one node. */
     bool is_ordered;
+    /* The first array of a replica is its model, and the element behind it (replica_tail is 1) its push-sum weight. The
+     * parameter block is their mean, which tdm_team_average computes; steps do not change it (sync.kind gossip). */
+    bool is_gossip;
 } tdm_params_options;
 
 /* All blocks are initially zero. Collective. */
@@ -211,8 +214,9 @@ typedef struct tdm_team_options {
     tdm_model_options model; /* batch, training and loss_scale are set by the team */
     tdm_params *store;       /* has an optimiser; borrowed */
     tdm_optimiser *optimiser;
-    tdm_comm *comm;       /* that of the parameter store */
-    tdm_optimiser *inner; /* sync.kind local: that of the replicas; `optimiser` is the outer one */
+    tdm_comm *comm; /* that of the parameter store */
+    /* sync.kind local and gossip: that of the replicas; `optimiser` is the outer one */
+    tdm_optimiser *inner;
     int64_t lane_count;
     int64_t batches[TDM_TEAM_MAX_BATCHES]; /* batch sizes that will be used; 0: unused entry */
     uint64_t seed;
@@ -291,8 +295,8 @@ typedef struct tdm_step_input {
     void (*before_update)(void *user);
     void *user;
     /*
-     * sync.kind local: a call is a round of `inner_count` steps, which each replica executes alone, followed by one
-     * update of the model by the outer optimiser with `lr`. `inner` gives the settings of inner step `index` and makes
+     * sync.kind local and gossip: a call is a round of `inner_count` steps, which each replica executes alone. With
+     * local, one update of the model by the outer optimiser with `lr` follows. `inner` gives the settings of inner step `index` and makes
      * the team's fill function refer to its batch. It is called before each inner step of each replica. `batch` is that
      * of the first one. The result has the mean loss of the round.
      */
@@ -309,6 +313,13 @@ typedef struct tdm_step_input {
 } tdm_step_input;
 tdm_status tdm_team_step(tdm_team *team, const tdm_step_input *in, tdm_step_result *out,
                          tdm_error *err);
+
+/*
+ * sync.kind gossip: writes the mean of the replicas' models to the parameter block, unless it is there already.
+ * *distance: the root of the mean squared distance of the replicas from it; weights[r]: the push-sum weight of a replica.
+ * No other strategy changes anything, or writes to these. Collective.
+ */
+tdm_status tdm_team_average(tdm_team *team, double *distance, double *weights, tdm_error *err);
 
 /* The origin of a step's non-finite values: NaN, infinite, or too large to be squared. */
 typedef enum tdm_bad_kind {
@@ -429,6 +440,32 @@ tdm_order_entry tdm_order_at(tdm_order *order, uint64_t step);
 /* The number of updates from `step` on, at most `max`, whose workers have read the model before `step`: their gradients
  * can be computed at the same time. */
 uint64_t tdm_order_round(tdm_order *order, uint64_t step, uint64_t max);
+
+/* ---- the graph of gossip -------------------------------------------------------------------------- */
+
+/*
+ * sync.kind gossip: which replicas send their models to which in a round. A replica keeps one share of its model and
+ * sends an equal one to each target, so the matrix of the shares has columns with the sum 1: no mass is lost (push-sum).
+ * A function of the job and the round, so all ranks have the same graph.
+ */
+enum { TDM_GOSSIP_MAX_TARGETS = 32 };
+typedef struct tdm_gossip_graph {
+    int kind; /* tdm_job_graph */
+    int64_t replica_count;
+    int target_count; /* of each replica, in each round */
+    uint64_t seed;
+} tdm_gossip_graph;
+
+/* TDM_ERR_JOB_INVALID: fewer than two replicas, or fewer than the degree needs. */
+tdm_status tdm_gossip_graph_init(const tdm_job *job, tdm_gossip_graph *out, tdm_error *err);
+/* The targets of a replica, without itself, all different: target_count numbers. */
+void tdm_gossip_targets(const tdm_gossip_graph *graph, uint64_t round, int64_t replica,
+                        int64_t *out);
+/* The part of its model that a replica keeps, and that it sends to each target. */
+static inline float tdm_gossip_share(const tdm_gossip_graph *graph)
+{
+    return 1.0f / (float)(graph->target_count + 1);
+}
 
 /* ---- after a failure -------------------------------------------------------------------------- */
 

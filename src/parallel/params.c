@@ -230,6 +230,7 @@ static tdm_status params_make_undo_log(tdm_params *store, const tdm_params_optio
                  : options->comm ? tdm_comm_epoch(options->comm)
                                  : 1,
         .takes_statistics = options->takes_statistics,
+        .is_derived = options->is_gossip,
         .thread_count = options->thread_count > 0 ? options->thread_count : TDM_MAX_THREADS};
     store->undo_log = undo_log;
     return tdm__undo_log_open(undo_log, tdm_optimiser_piece_count(options->optimiser),

@@ -10,7 +10,7 @@
 #include "job/job.h"
 #include "parallel/parallel.h"
 #include "parallel/prefetch_schedule.h"
-#include "parallel/replicas.h"
+#include "parallel/replica_run.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -118,25 +118,28 @@ static tdm_status prediction_count_replicas(const prediction *p, tdm_ranks_memor
     const tdm_job *job = p->options->job;
     const char *names[TDM_MAX_COMPRESS_ARRAYS];
     int64_t replicas = tdm_replicas_of(job);
-    bool local = tdm_job_is_local(job), ordered = tdm_job_is_async(job);
+    bool trains = tdm_job_trains_apart(job), ordered = tdm_job_is_async(job);
     uint64_t node_count = ordered ? 1 : (uint64_t)p->options->node_count; /* that share them */
     uint64_t node_replicas = ((uint64_t)replicas + node_count - 1) / node_count;
-    uint64_t arrays = (uint64_t)tdm_compress_arrays(job, names) + ordered;
+    uint64_t arrays = (uint64_t)tdm_compress_arrays(job, names) + ordered + tdm_job_is_gossip(job);
     uint64_t block = p->trained_bytes + p->tail_bytes;
     if (replicas == 0) return TDM_OK;
     tdm_compress_sizes sizes;
     TDM_TRY(tdm_compress_sizes_of(job, p->options->graph, &sizes, err));
     out->gradient_bytes += prediction_compress_bytes(p, &sizes, (uint64_t)replicas, node_replicas);
-    if (local) {
+    if (trains) {
         arrays += (uint64_t)p->options->state_count;
-        bool has_momentum = job->sync.outer != TDM_JOB_OUTER_AVERAGE &&
+        bool has_momentum = tdm_job_is_local(job) && job->sync.outer != TDM_JOB_OUTER_AVERAGE &&
                             job->sync.outer_momentum > 0;
         out->state_bytes = has_momentum ? p->trained_bytes : 0;
     }
     out->state_bytes += 2 * node_replicas * (arrays * block + sizes.second_factor * sizeof(float));
-    if (local || ordered)
+    if (trains || ordered)
         out->state_bytes += (uint64_t)p->node_ranks * block *
-                            (1 + (local ? (uint64_t)p->options->state_count : 0));
+                            (1 + (trains ? (uint64_t)p->options->state_count : 0));
+    if (tdm_job_is_gossip(job) && p->options->node_count > 1)
+        out->state_bytes += (uint64_t)p->node_ranks *
+                            tdm__gossip_remote_bytes(replicas, block / sizeof(float));
     return TDM_OK;
 }
 

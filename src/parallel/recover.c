@@ -136,10 +136,15 @@ static void finisher_do_statistic(void *user, const tdm_param_info *p, size_t in
     finisher *f = user;
     const tdm__mark *mark = &f->undo_log->cells[index];
     if (!finisher_is_due(f, mark, atomic_load(&mark->updated))) return;
+    f->done++;
+    if (f->undo_log->is_derived) {
+        tdm__undo_record_commit(f->undo_log, tdm_kernel_thread(), TDM__UNDO_STATISTIC, index,
+                                f->begun->step);
+        return;
+    }
     const float *observed = finisher_sum(f, atomic_load(&mark->slot), begin, count, false);
     tdm__follow(f->undo_log, f->store->blocks[TDM_BLOCK_PARAMS].data + begin, observed, p, index,
                 begin, count, f->begun->step);
-    f->done++;
 }
 
 static tdm_status finisher_do_updates(finisher *f, tdm_error *err)
@@ -150,6 +155,12 @@ static tdm_status finisher_do_updates(finisher *f, tdm_error *err)
     for (size_t i = 0; i < f->undo_log->piece_count; i++) {
         const tdm__mark *mark = &f->undo_log->marks[i];
         if (!finisher_is_due(f, mark, atomic_load(&mark->updated))) continue;
+        if (f->undo_log->is_derived) {
+            tdm__undo_record_commit(f->undo_log, tdm_kernel_thread(), TDM__UNDO_UPDATE, i,
+                                    f->begun->step);
+            f->done++;
+            continue;
+        }
         const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
         bool placed = f->begun->kind == TDM__SUMS_PLACED;
         float *grad = measured && !placed ? f->home + piece->begin

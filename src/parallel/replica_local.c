@@ -1,7 +1,8 @@
 /*
- * replica_local.c: sync.kind local: a replica trains a copy of the model for the steps of a round.
+ * replica_local.c: a replica trains a model for the steps of a round.
  *
- * It uses the optimiser of the job. Its contribution is the model before the round minus that copy, divided by the
+ * It uses the optimiser of the job. With sync.kind gossip the model is its own (replica_gossip.c). With sync.kind local
+ * it is a copy of the common model, and the contribution of the replica is the model before the round minus that copy, divided by the
  * number of replicas. The sum over all replicas is the gradient of the outer optimiser (replica_run.c).
  */
 #include "parallel/replica_run.h"
@@ -98,7 +99,10 @@ static tdm_status replica_load(tdm_team *team, int64_t replica, tdm_error *err)
     const tdm__replica_run *run = team->replicas;
     int version = run->replicas->current[replica];
     TDM_TRY(tdm__params_await_all(team->options.store, err));
-    tdm__replicas_use_model(team);
+    if (run->gossip)
+        tdm__gossip_load(team, replica);
+    else
+        tdm__replicas_use_model(team);
     for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++)
         if (run->state_arrays[k] >= 0)
             memcpy(run->states[k],

@@ -5,6 +5,7 @@
  * replicas, it stops at the node of each replica, which it then replaces by the contribution of the replica:
  *
  *   sync.kind local   It is the change of a model that the replica has trained alone (replica_local.c).
+ *   sync.kind gossip  There is none: neighbours exchange their models (replica_gossip.c).
  *   sync.kind server  It is the gradient of one update, from a model that the replica has read (replica_order.c).
  *   compress          It is encoded, with what earlier steps left over (compress.h).
  *
@@ -29,11 +30,12 @@
 static tdm_status replica_run_make_model(tdm_team *team, tdm__replica_run *run, tdm_error *err)
 {
     size_t stride = run->replicas->stride;
-    int arrays = 0;
+    int arrays = 0, first = run->replicas->is_gossip; /* behind the model of the replica */
     run->inner = team->options.inner;
     for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++)
-        run->state_arrays[k] = run->inner && tdm_optimiser_uses_state(run->inner, k) ? arrays++
-                                                                                     : -1;
+        run->state_arrays[k] = run->inner && tdm_optimiser_uses_state(run->inner, k)
+                                   ? first + arrays++
+                                   : -1;
     run->losses = calloc((size_t)team->options.lane_count, sizeof(*run->losses));
     if (!run->losses) return tdm_fail_oom(err, "for the replicas");
     TDM_TRY(tdm_pages_map((size_t)(1 + arrays) * stride * sizeof(float), false, &run->pages, err));
@@ -42,7 +44,7 @@ static tdm_status replica_run_make_model(tdm_team *team, tdm__replica_run *run, 
     tdm_optim_blocks blocks = {.params = run->model};
     for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++) {
         if (run->state_arrays[k] < 0) continue;
-        run->states[k] = run->model + (size_t)(1 + run->state_arrays[k]) * stride;
+        run->states[k] = run->model + (size_t)(1 + run->state_arrays[k] - first) * stride;
         blocks.states[k] = run->states[k];
     }
     if (run->inner) tdm_optimiser_bind(run->inner, &blocks);
@@ -60,12 +62,13 @@ tdm_status tdm__replica_run_create(tdm_team *team, tdm_error *err)
     team->replicas = run;
     run->replicas = replicas;
     run->lanes = team->options.lane_count / replicas->count;
-    run->is_local = team->options.inner != NULL;
+    run->trains = team->options.inner != NULL;
     run->is_ordered = replicas->is_ordered;
     int arrays = run->is_ordered;
-    for (int k = 0; k < TDM_OPTIM_MAX_STATES && run->is_local; k++)
+    for (int k = 0; k < TDM_OPTIM_MAX_STATES && run->trains; k++)
         arrays += tdm_optimiser_uses_state(team->options.inner, k);
-    if (run->is_local || run->is_ordered) TDM_TRY(replica_run_make_model(team, run, err));
+    if (replicas->is_gossip) TDM_TRY(tdm__gossip_create(team, err));
+    if (run->trains || run->is_ordered) TDM_TRY(replica_run_make_model(team, run, err));
     return tdm__compress_create(team, replicas, arrays, &run->compress, err);
 }
 
@@ -74,6 +77,7 @@ void tdm__replica_run_destroy(tdm_team *team)
     tdm__replica_run *run = team->replicas;
     if (!run) return;
     tdm__compress_destroy(run->compress);
+    tdm__gossip_destroy(run->gossip);
     tdm_pages_unmap(&run->pages);
     free(run->losses);
     free(run);
@@ -92,6 +96,7 @@ void tdm__replicas_commit(tdm_team *team)
 {
     tdm__replica_run *run = team->replicas;
     if (!run) return;
+    if (run->gossip) tdm__gossip_forget_mean(run->gossip);
     for (int64_t r = 0; r < run->replicas->count; r++) {
         if (run->is_ordered && !(run->changed >> r & 1)) continue;
         bool mine = tdm__replica_keeper(team->options.store, r) == team->place;
@@ -142,7 +147,8 @@ static bool replica_sums_first(const tdm_team *team)
 
 /* Writes the state of the replica after the step, and compresses its contribution. One that is not finite stays as it
  * is, so that the step changes nothing. */
-static tdm_status replica_store(tdm_team *team, int64_t replica, float *sum, tdm_error *err)
+static tdm_status replica_store(tdm_team *team, int64_t replica, float *sum, bool finite,
+                                tdm_error *err)
 {
     const tdm__replica_run *run = team->replicas;
     int version = 1 - run->replicas->current[replica];
@@ -153,7 +159,8 @@ static tdm_status replica_store(tdm_team *team, int64_t replica, float *sum, tdm
     if (run->replicas->array_count == 0 && !encodes) return TDM_OK;
     TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
     tdm__replica_write_begin(run->replicas, replica);
-    for (int k = 0; k < TDM_OPTIM_MAX_STATES && run->is_local; k++)
+    if (run->gossip) tdm__gossip_save(team, replica, finite);
+    for (int k = 0; k < TDM_OPTIM_MAX_STATES && run->trains; k++)
         if (run->state_arrays[k] >= 0)
             memcpy(tdm__replica_array(run->replicas, replica, version, run->state_arrays[k]),
                    run->states[k], run->replicas->elements * sizeof(float));
@@ -189,15 +196,14 @@ static void replica_add(tdm_team *team, int64_t replica, float *sum)
 
 static tdm_status replica_execute(tdm_team *team, int64_t replica, tdm_error *err)
 {
+    const tdm__replica_run *run = team->replicas;
     float *sum = NULL;
-    if (team->replicas->is_local) {
-        bool finite;
-        TDM_TRY(tdm__replica_train(team, replica, &finite, err));
-        sum = tdm__replica_difference(team, finite);
-    } else {
-        TDM_TRY(tdm__replica_run_lanes(team, replica, &sum, err));
-    }
-    TDM_TRY(replica_store(team, replica, sum, err));
+    bool finite = true;
+    TDM_TRY(run->trains ? tdm__replica_train(team, replica, &finite, err)
+                        : tdm__replica_run_lanes(team, replica, &sum, err));
+    if (run->trains && !run->gossip) sum = tdm__replica_difference(team, finite);
+    TDM_TRY(replica_store(team, replica, sum, finite, err));
+    if (run->gossip) return TDM_OK;
     replica_add(team, replica, sum);
     return TDM_OK;
 }
@@ -207,12 +213,14 @@ tdm_status tdm__replicas_execute(tdm_team *team, int64_t first, int64_t end, tdm
     const tdm__replica_run *run = team->replicas;
     if (run->compress) tdm__compress_begin(run->compress);
     if (run->is_ordered) return tdm__replicas_execute_ordered(team, err);
+    if (run->gossip) TDM_TRY(tdm__gossip_mix(team, first / run->lanes, end / run->lanes, err));
     for (int64_t r = first / run->lanes; r < end / run->lanes; r++)
         TDM_TRY(replica_execute(team, r, err));
-    if (run->is_local) /* every replica contributes, even if a batch had no rows for it */
+    if (run->trains) /* every replica contributes, even if a batch had no rows for it */
         memset(team->absent, 0, (size_t)team->options.lane_count * sizeof(*team->absent));
     bool compresses = run->compress && tdm__compress_is_active(run->compress);
     if (team->buckets) tdm__buckets_begin(team);
+    if (team->buckets && run->gossip) tdm__buckets_skip(team);
     if (!compresses || (!team->buckets && !tdm__compress_sums_first(run->compress))) return TDM_OK;
     if (team->buckets) tdm__buckets_skip(team);
     return tdm__compress_exchange(run->compress, err);

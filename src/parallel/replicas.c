@@ -113,6 +113,7 @@ tdm_status tdm__replicas_create(const tdm_params *store, const tdm_params_option
     replicas->array_count = options->replica_arrays;
     replicas->elements = store->layout->elements + options->replica_tail;
     replicas->is_ordered = options->is_ordered;
+    replicas->is_gossip = options->is_gossip;
     tdm_status status = replicas_prepare(replicas, store, err);
     if (status != TDM_OK) {
         tdm__replicas_destroy(store, replicas);

@@ -38,6 +38,8 @@ typedef struct tdm__replicas {
     /* A step changes single replicas: the state of a replica is the newest version up to a mark, and not that of
      * exactly this mark. */
     bool is_ordered;
+    /* Array 0 is the model of the replica, and the number behind it its push-sum weight. */
+    bool is_gossip;
     void *region;
     _Atomic uint64_t *marks; /* 2 x count */
     float *data;

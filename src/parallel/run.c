@@ -436,6 +436,7 @@ static void team_collect_parts(tdm_team *team)
     for (int i = 0; i < team->part_count; i++) {
         tdm__part *part = &team->parts[i];
         *part = (tdm__part){.node = nodes[i], .grads = team->tree.held[nodes[i]]};
+        if (team->undo_log->is_derived) part->grads = team->grads; /* only the loss is used */
         tdm__tree_loss(team, nodes[i], &part->loss);
         assert(part->grads);
     }

@@ -132,18 +132,24 @@ static tdm_status step_finish(tdm_team *team, tdm_step_result *out, tdm_error *e
             out->codec_seconds = team->notes[i].codec_seconds;
     }
 
+    bool in_safe_range = true;
+    for (int i = 0; i < team->size; i++)
+        in_safe_range = in_safe_range && team->notes[i].in_safe_range;
     if (!tdm__tree_loss(team, 1, &out->loss)) out->loss = (double)NAN;
     if (team->in.order) out->loss /= (double)team->in.inner_count;
     team->bad_element = SIZE_MAX;
     out->finite = isfinite(out->loss);
-    if (out->finite)
+    if (team->undo_log->is_derived)
+        out->finite = out->finite && in_safe_range; /* of all replicas */
+    else if (out->finite)
         TDM_TRY(team->in.order ? tdm__order_find_bad(team, &team->bad_element, err)
                                : tdm__update_find_bad(team, &team->bad_element, err));
     if (team->bad_element != SIZE_MAX) out->finite = false;
     if (out->finite && team->in.before_update) team->in.before_update(team->in.user);
     if (out->finite)
-        TDM_TRY(team->in.order ? tdm__order_update_run(team, out, err)
-                               : tdm__update_run(team, out, err));
+        TDM_TRY(team->in.order               ? tdm__order_update_run(team, out, err)
+                : team->undo_log->is_derived ? tdm__update_mark(team, out, err)
+                                             : tdm__update_run(team, out, err));
     team->update_seconds += tdm_clock_s() - begin - (team->wait_seconds - waited);
     tdm__team_mark(team, "update", begin);
 

@@ -116,7 +116,8 @@ typedef struct tdm__undo_log {
     uint32_t epoch;
     int thread_count;
     bool takes_statistics; /* a step replaces the statistics, instead of following them */
-    bool tested;           /* tests may kill this process: see tdm_os_test_point */
+    bool is_derived; /* steps do not change the blocks; their ranges are only marked as done */
+    bool tested;     /* tests may kill this process: see tdm_os_test_point */
     tdm__undo_header *undo_header;
     size_t piece_count, cell_count;
     tdm__mark *marks;       /* piece_count entries */

@@ -375,6 +375,29 @@ static tdm_status update_measure(update *u, tdm_error *err)
     return TDM_OK;
 }
 
+static void update_mark_statistic(void *user, const tdm_param_info *p, size_t index, size_t begin,
+                                  size_t count)
+{
+    const update *u = user;
+    (void)p;
+    (void)begin;
+    (void)count;
+    tdm__undo_record_commit(u->team->undo_log, 0, TDM__UNDO_STATISTIC, index, u->team->in.step);
+}
+
+tdm_status tdm__update_mark(tdm_team *team, const tdm_step_result *result, tdm_error *err)
+{
+    update u = {.team = team};
+    TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
+    update_record_begin(team, result, 0);
+    update_visit_statistics(&u, update_mark_statistic);
+    for (size_t o = 0; o < team->own_count; o++)
+        for (size_t i = team->own[o].first_piece; i < team->own[o].end_piece; i++)
+            tdm__undo_record_commit(team->undo_log, 0, TDM__UNDO_UPDATE, i, team->in.step);
+    tdm__undo_write_end(team->undo_log);
+    return TDM_OK;
+}
+
 tdm_status tdm__update_run(tdm_team *team, tdm_step_result *result, tdm_error *err)
 {
     tdm_optimiser *optimiser = team->options.optimiser;

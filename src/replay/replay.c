@@ -63,7 +63,7 @@ static tdm_status check_step(const replayer *r, tdm_error *err)
 
 static tdm_status replay_make_team(replayer *r, tdm_error *err)
 {
-    if (tdm_job_is_local(&r->job) || tdm_job_is_async(&r->job))
+    if (tdm_job_trains_apart(&r->job) || tdm_job_is_async(&r->job))
         return tdm_fail(
             err, TDM_ERR_UNSUPPORTED,
             "%s: its replicas train different models (sync.kind), and a step of a single "

@@ -73,6 +73,7 @@ typedef struct tdm__skips {
 #define TDM__SKIPS_NAME "train.bad_numbers"
 #define TDM__ROUNDS_NAME "sync.rounds"
 #define TDM__FACTOR_NAME "compress.factor"
+#define TDM__WEIGHTS_NAME "sync.weights"
 
 enum { TDM__BLOCK_NONE = -1 }; /* a small tensor that every rank has */
 
@@ -89,9 +90,12 @@ typedef struct tdm__state {
     tdm_arena *arena;
     tdm_graph *graph;         /* of one row, for names and layout only */
     tdm_optimiser *optimiser; /* NULL: inference */
-    tdm_optimiser *inner; /* sync.kind local: that of the replicas; `optimiser` is the outer one */
+    /* sync.kind local and gossip: that of the replicas; `optimiser` is the outer one */
+    tdm_optimiser *inner;
     bool
         is_ordered; /* sync.kind server: the first array of a replica is the model that it has read */
+    bool
+        is_gossip; /* the first array of a replica is its model, and the parameters are their mean */
     int64_t replica_count; /* 0: none */
     int replica_arrays;    /* of each replica */
     int compress_arrays;   /* the last ones of these, of the compression */
@@ -106,7 +110,9 @@ typedef struct tdm__state {
     tdm_plateau plateau;
     tdm_plateau early_stop;
     tdm__skips skips;
-    double rounds;          /* sync.kind local: the number of averages so far */
+    double rounds; /* sync.kind local and gossip: the number of rounds so far */
+    double *
+        weights; /* sync.kind gossip: push-sum weights of the replicas at the last mean; else NULL */
     tdm__state_item *items; /* sorted by name */
     tdm_named_tensor *tensors;
     size_t tensor_count;

@@ -8,10 +8,10 @@
  * doubles, "schedule.plateau" and "train.early_stop"; skipped steps are counted in
  * "train.bad_numbers". With logical replicas (sync.kind: local), the states of the outer optimiser are
  * "outer.STATE.PARAMETER", those of replica R "replica.R.optim.STATE.PARAMETER", "replica.R.residual.PARAMETER" and "replica.R.velocity.PARAMETER", the models that
- * they have read "replica.R.model.PARAMETER" (sync.kind: server), and the averages are counted
- * in "sync.rounds". Every rank has these small tensors, with the same values. The factors of PowerSGD, of which each
- * replica has the same copy, are saved once, as "compress.factor". (state_io.c initialises, restores and saves the
- * state.)
+ * they have read (sync.kind: server), or train by themselves (gossip), "replica.R.model.PARAMETER", and the rounds are
+ * counted in "sync.rounds". Every rank has these small tensors, with the same values, as the push-sum weights of gossip,
+ * "sync.weights". The factors of PowerSGD, of which each replica has the same copy, are saved once, as
+ * "compress.factor". (state_io.c initialises, restores and saves the state.)
  */
 #include "base/base.h"
 #include "job/job.h"
@@ -58,12 +58,12 @@ static tdm_status state_add_replicas(tdm__state *s, size_t index, const tdm_tens
     const tdm_param_info *p = tdm_graph_param_at(s->graph, index);
     for (int64_t r = 0; r < s->replica_count; r++) {
         int array = 0, block = TDM_BLOCK_REPLICA + (int)r * s->replica_arrays;
-        if (s->is_ordered) {
+        if (s->is_ordered || s->is_gossip) {
             const char *name = tdm_arena_printf(s->arena, "replica.%lld.model.%s", (long long)r,
                                                 p->name);
             TDM_TRY(state_add_item(s, name, *view, block + array++, index, err));
         }
-        for (int k = 0; k < TDM_OPTIM_MAX_STATES && s->inner; k++) {
+        for (int k = 0; k < TDM_OPTIM_MAX_STATES && s->inner && p->trained; k++) {
             if (!tdm_optimiser_uses_state(s->inner, k)) continue;
             const char *name = tdm_arena_printf(s->arena, "replica.%lld.optim.%s.%s", (long long)r,
                                                 tdm_optimiser_ops(s->inner)->state_names[k],
@@ -84,6 +84,9 @@ static tdm_status state_add_param(tdm__state *s, size_t index, bool has_ema, tdm
     const tdm_param_info *p = tdm_graph_param_at(s->graph, index);
     const tdm_tensor view = {.dtype = TDM_DTYPE_F32, .shape = p->shape};
     TDM_TRY(state_add_item(s, p->name, view, TDM_BLOCK_PARAMS, index, err));
+    bool changes = p->offset < tdm_graph_grad_extent(s->graph); /* a parameter or a statistic */
+    if (s->optimiser && s->is_gossip && !p->trained && changes)
+        return state_add_replicas(s, index, &view, err);
     if (!p->trained || !s->optimiser) return TDM_OK;
     for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++) {
         if (!tdm_optimiser_uses_state(s->optimiser, k)) continue;
@@ -127,6 +130,8 @@ static tdm_status state_add_items(tdm__state *s, const tdm_job *job, bool has_em
     if (s->optimiser && job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP)
         TDM_TRY(state_add_small(s, TDM__SKIPS_NAME, SKIPS_NUMBERS, &s->skips, err));
     if (s->inner) TDM_TRY(state_add_small(s, TDM__ROUNDS_NAME, 1, &s->rounds, err));
+    if (s->weights)
+        TDM_TRY(state_add_small(s, TDM__WEIGHTS_NAME, s->replica_count, s->weights, err));
     if (s->factor_elements > 0) state_add_factor(s);
     qsort(s->items, s->tensor_count, sizeof(*s->items), compare_items);
     for (size_t i = 0; i < s->tensor_count; i++) s->tensors[i] = s->items[i].named;
@@ -138,7 +143,7 @@ static tdm_status state_add_items(tdm__state *s, const tdm_job *job, bool has_em
 /* The settings of the outer optimiser, as those of a job's optimiser. */
 static void outer_job(tdm_job *job)
 {
-    bool averages = job->sync.outer == TDM_JOB_OUTER_AVERAGE;
+    bool averages = tdm_job_is_gossip(job) || job->sync.outer == TDM_JOB_OUTER_AVERAGE;
     memset(&job->optim, 0, sizeof(job->optim));
     job->optim.kind = TDM_JOB_OPTIM_SGD;
     job->optim.lr = averages ? 1 : job->sync.outer_lr;
@@ -157,7 +162,7 @@ static tdm_status state_make_optimiser(tdm__state *s, const tdm_job *job, tdm_er
             params[trained++] = (tdm_optim_param){
                 .name = p->name, .offset = p->offset, .elements = p->elements};
     }
-    if (!tdm_job_is_local(job))
+    if (!tdm_job_trains_apart(job))
         return tdm_optimiser_create(job, params, trained, &s->optimiser, err);
     TDM_TRY(tdm_optimiser_create(job, params, trained, &s->inner, err));
     tdm_job outer = *job;
@@ -173,12 +178,15 @@ static tdm_status state_count_replicas(tdm__state *s, const tdm_job *job, tdm_er
     s->factor_elements = sizes.second_factor;
     s->replica_count = tdm_replicas_of(job);
     s->is_ordered = tdm_job_is_async(job);
-    s->replica_arrays = s->is_ordered;
+    s->is_gossip = tdm_job_is_gossip(job);
+    s->replica_arrays = s->is_ordered || s->is_gossip;
     for (int k = 0; k < TDM_OPTIM_MAX_STATES && s->inner; k++)
         s->replica_arrays += tdm_optimiser_uses_state(s->inner, k);
     s->compress_arrays = tdm_compress_arrays(job, s->compress_names);
     s->replica_arrays += s->compress_arrays;
-    return TDM_OK;
+    if (!s->is_gossip) return TDM_OK;
+    s->weights = tdm_arena_array(s->arena, (size_t)s->replica_count, sizeof(*s->weights));
+    return s->weights ? TDM_OK : tdm_fail_oom(err, "in training");
 }
 
 /* The part that each rank executes alone. */
@@ -250,9 +258,10 @@ tdm_status tdm__state_enter(tdm__state *s, const tdm_job *job, tdm_comm *comm,
                                   .thread_count = undo_records(job),
                                   .replica_count = s->replica_count,
                                   .replica_arrays = s->replica_arrays,
-                                  .replica_tail = s->factor_elements,
+                                  .replica_tail = s->is_gossip ? 1 : s->factor_elements,
                                   .takes_statistics = s->inner != NULL,
-                                  .is_ordered = s->is_ordered};
+                                  .is_ordered = s->is_ordered,
+                                  .is_gossip = s->is_gossip};
     TDM_TRY(tdm_params_create(&options, &s->store, err));
     s->params = tdm_params_block(s->store, TDM_BLOCK_PARAMS);
     return TDM_OK;
@@ -332,7 +341,8 @@ int tdm__state_residual(const tdm__state *state, int64_t replica)
 /* The name of the tensor that contains an element of a block. */
 static const char *state_name_at(const tdm__state *s, int block, size_t element)
 {
-    if (element >= tdm_graph_param_extent(s->graph)) return TDM__FACTOR_NAME;
+    if (element >= tdm_graph_param_extent(s->graph))
+        return s->is_gossip ? TDM__WEIGHTS_NAME : TDM__FACTOR_NAME;
     for (size_t i = 0; i < tdm_graph_param_count(s->graph); i++) {
         const tdm_param_info *p = tdm_graph_param_at(s->graph, i);
         if (element < p->offset || element - p->offset >= p->elements) continue;

@@ -53,8 +53,9 @@ static tdm_status state_write_blocks(tdm__state *s, int first_block, int end_blo
 {
     for (int block = first_block; block < end_block; block += stride) {
         if (!tdm_params_block(s->store, block)) continue;
-        size_t elements = block < TDM_BLOCK_STATE ? tdm_graph_param_extent(s->graph)
-                                                  : tdm_graph_trained_extent(s->graph);
+        size_t elements = block < TDM_BLOCK_STATE     ? tdm_graph_param_extent(s->graph)
+                          : block < TDM_BLOCK_REPLICA ? tdm_graph_trained_extent(s->graph)
+                                                      : tdm_graph_grad_extent(s->graph);
         for (size_t first = 0; first < elements; first += WINDOW_ELEMENTS) {
             size_t count = min(elements - first, WINDOW_ELEMENTS);
             if (window) fill_window(s, block, first, count, numbers, source, window);
@@ -86,7 +87,22 @@ static tdm_status state_broadcast_small(tdm__state *s, tdm_error *err)
     s->skips = all.skips;
     s->rounds = all.rounds;
     s->from_file_count = (size_t)all.from_file_count;
+    if (s->weights)
+        return tdm_group_broadcast(tdm_comm_world(s->comm), s->weights, (size_t)s->replica_count,
+                                   TDM_DTYPE_F64, 0, err);
     return TDM_OK;
+}
+
+/* Writes the push-sum weights, which all ranks have, behind the models of the replicas. Collective. */
+static tdm_status state_write_weights(tdm__state *s, tdm_error *err)
+{
+    for (int64_t r = 0; s->weights && r < s->replica_count; r++) {
+        float weight = (float)s->weights[r];
+        int block = TDM_BLOCK_REPLICA + (int)r * s->replica_arrays;
+        TDM_TRY(tdm_params_write(s->store, block, tdm_graph_param_extent(s->graph), 1,
+                                 tdm__rank_of(s->comm) == 0 ? &weight : NULL, err));
+    }
+    return s->weights ? tdm_params_settle(s->store, err) : TDM_OK;
 }
 
 /* ---- tensors from files ---------------------------------------------------------------------- */
@@ -225,10 +241,13 @@ tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dat
     if (status == TDM_OK)
         status = state_write_blocks(state, TDM_BLOCK_PARAMS, TDM_BLOCK_EMA + 1, 1,
                                     beginning_numbers, &b, window, err);
-    if (status == TDM_OK && state->is_ordered) /* all replicas have read the initial model */
+    for (int64_t r = 0; state->weights && r < state->replica_count; r++) state->weights[r] = 1;
+    /* All replicas have read the initial model, or begin with it. */
+    if (status == TDM_OK && (state->is_ordered || state->is_gossip))
         status = state_write_blocks(state, TDM_BLOCK_REPLICA, tdm__state_blocks(state),
                                     state->replica_arrays, beginning_numbers, &b, window, err);
     if (status == TDM_OK) status = state_broadcast_small(state, err);
+    if (status == TDM_OK) status = state_write_weights(state, err);
     free(window);
     free(b.from);
     free(b.norms[0]);
@@ -337,6 +356,7 @@ tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoin
     if (status == TDM_OK && state->factor_elements > 0)
         status = state_restore_factor(state, &r, err);
     if (status == TDM_OK) status = state_broadcast_small(state, err);
+    if (status == TDM_OK) status = state_write_weights(state, err);
     free(r.window);
     for (int block = 0; r.from && block < tdm__state_blocks(state); block++) free(r.from[block]);
     free(r.from);

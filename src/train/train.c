@@ -76,6 +76,7 @@ static void put_step_metrics(tdm__trainer *t)
         tdm_json_put_double(&w, "grad_norm", skipped ? (double)NAN : t->status.grad_norm);
     if (t->job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP)
         tdm_json_put_uint(&w, "skipped", t->status.skipped);
+    if (t->state.is_gossip) tdm_json_put_double(&w, "consensus_distance", t->status.consensus);
     double speed = t->status.samples_per_s; /* rounded to about four digits */
     tdm_json_put_double(&w, "samples_per_s", speed < 100 ? round(100 * speed) / 100 : round(speed));
     tdm__traffic_put(&t->traffic, &w);
@@ -356,7 +357,8 @@ void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, uint64_t st
 
 static double outer_lr(const tdm_job *job)
 {
-    return job->sync.outer == TDM_JOB_OUTER_AVERAGE ? 1 : job->sync.outer_lr;
+    bool averages = tdm_job_is_gossip(job) || job->sync.outer == TDM_JOB_OUTER_AVERAGE;
+    return averages ? 1 : job->sync.outer_lr;
 }
 
 tdm_status tdm__one_step(tdm__trainer *t, unsigned request, unsigned *requests, tdm_error *err)
@@ -399,8 +401,14 @@ tdm_status tdm__one_step(tdm__trainer *t, unsigned request, unsigned *requests, 
     return TDM_OK;
 }
 
+tdm_status tdm__average(tdm__trainer *t, tdm_error *err)
+{
+    return tdm_team_average(t->team, &t->status.consensus, t->state.weights, err);
+}
+
 tdm_status tdm__measure_test(tdm__trainer *t, tdm_error *err)
 {
+    TDM_TRY(tdm__average(t, err));
     TDM_TRY(tdm_params_settle(t->state.store, err));
     TDM_TRY(tdm__state_measure(&t->state, t->job, err));
     TDM_TRY(
@@ -476,7 +484,10 @@ tdm_status tdm__after_step(tdm__trainer *t, unsigned requests, tdm_error *err)
     bool last = t->position.step == t->schedule.step_count;
     if (t->leads) tdm__lines_put(&t->ledger.file, &t->ledger.line);
     TDM_TRY(tdm__save_handle_finished(t, err));
-    if (is_line_due(t)) put_step_metrics(t);
+    if (is_line_due(t)) {
+        TDM_TRY(tdm__average(t, err));
+        put_step_metrics(t);
+    }
     tdm__tell(t, TDM_TRAIN_EVENT_STEP);
     bool eval_due = tdm__eval_due(t);
     if (last || eval_due) TDM_TRY(test_evaluate(t, err));

@@ -43,7 +43,7 @@ typedef struct trainer_snapshot {
     tdm_plateau plateau, early_stop;
     tdm__skips skips;
     double rounds;
-    double loss, grad_norm, smooth_loss, lr;
+    double loss, grad_norm, smooth_loss, lr, consensus;
     tdm_metrics test;
     tdm__ledger_line line;
     tdm__traffic traffic;
@@ -65,6 +65,7 @@ static void snapshot_save(tdm__trainer *t)
                           .grad_norm = s->grad_norm,
                           .smooth_loss = s->smooth_loss,
                           .lr = s->lr,
+                          .consensus = s->consensus,
                           .test = s->test,
                           .line = t->ledger.line,
                           .traffic = t->traffic,
@@ -91,6 +92,7 @@ static void snapshot_load(tdm__trainer *t, const trainer_snapshot *m)
     s->grad_norm = m->grad_norm;
     s->smooth_loss = m->smooth_loss;
     s->lr = m->lr;
+    s->consensus = m->consensus;
     s->test = m->test;
     s->has_test = m->has_test != 0;
     s->step_skipped = m->step_skipped != 0;

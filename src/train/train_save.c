@@ -225,6 +225,7 @@ tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err)
     if (t->leads) tdm__lines_sync(&t->ledger.file);
     if (t->leads) tdm__lines_sync(&t->order_file);
 
+    TDM_TRY(tdm__average(t, err));
     t->saves.begun_s = tdm_clock_s();
     t->requests.is_pending = false;
     if (t->requests.newest > t->requests.answered) t->requests.serving = t->requests.newest;

@@ -134,8 +134,9 @@ uint64_t tdm__train_schedule_round(const tdm__train_schedule *schedule, uint64_t
     const tdm_job *job = schedule->job;
     uint64_t left = schedule->step_count > step ? schedule->step_count - step : 1;
     uint64_t count = (uint64_t)job->sync.period;
-    if (!tdm_job_is_local(job) || step < (uint64_t)job->sync.start_step) return 1;
-    if (job->sync.adapt_lr > 0) {
+    if (!tdm_job_trains_apart(job)) return 1;
+    if (tdm_job_is_local(job) && step < (uint64_t)job->sync.start_step) return 1;
+    if (tdm_job_is_local(job) && job->sync.adapt_lr > 0) {
         double grown = lr > 0 ? floor((job->sync.adapt_lr / lr) * (job->sync.adapt_lr / lr))
                               : (double)job->sync.max_period;
         if (grown > (double)job->sync.max_period) grown = (double)job->sync.max_period;

@@ -5,8 +5,8 @@
  * train_begin.c: preparation in a world. train_save.c: checkpoints.
  * train_schedule.c: samples and learning rate of a step. train_order.c: the order of asynchronous updates.
  *
- * With sync.kind local, replicas of the model train alone for a round of steps and are then averaged. The loop executes
- * a round as it executes one step otherwise: the position advances by all its steps at once, and metrics, evaluations,
+ * With sync.kind local and gossip, replicas of the model train alone for a round of steps and are then averaged, or
+ * exchange their models. The loop executes a round as it executes one step otherwise: the position advances by all its steps at once, and metrics, evaluations,
  * checkpoints and requests are handled after it.
  */
 #ifndef TANDEM_TRAIN_TRAINER_H
@@ -188,6 +188,8 @@ tdm_status tdm__after_step(tdm__trainer *t, unsigned requests, tdm_error *err);
 /* Writes the metrics lines of the last step again. Rank 0. */
 void tdm__put_log_lines(tdm__trainer *t);
 tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err);
+/* With sync.kind gossip: computes the mean of the replicas, which is evaluated and saved. Collective. */
+tdm_status tdm__average(tdm__trainer *t, tdm_error *err);
 tdm_status tdm__measure_test(tdm__trainer *t, tdm_error *err);
 void tdm__start_clock(tdm__trainer *t);
 /* Log lines at the start and at the end. */

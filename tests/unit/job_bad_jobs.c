@@ -397,7 +397,26 @@ const bad_job bad_jobs[] = {
      "job.yaml:2:31: 'sync.replicas' expects a power of two from 1 to 65536, or the word auto, got "
      "'3'\n"
      "job.yaml:3:9: 'optim.ema' averages the weights after every step, but with 'sync.kind: local' "
-     "the model changes once per period; remove 'optim.ema'\n"},
+     "and 'gossip' the model changes once per period; remove 'optim.ema'\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: gossip, replicas: 1}\nparallel: {zero: 1}\n"), NO_SET,
+     "job.yaml:2:8: 'sync.kind: gossip' has no state in common that hosts could shard: each replica "
+     "has its own; set 'parallel.zero' to 0\n"
+     "job.yaml:2:22: 'sync.kind: gossip' needs at least two replicas; increase 'sync.replicas'\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: gossip}\ncompress: {quantise: int8}\n"), NO_SET,
+     "job.yaml:2:8: 'compress' encodes what is added over all replicas, but with 'sync.kind: gossip' "
+     "replicas send their models to neighbours; remove 'compress', or use 'sync.kind: local'\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: gossip, replicas: 8, degree: 4}\n"), NO_SET,
+     "job.yaml:2:35: 'sync.degree' exceeds the number of other replicas (with 'sync.graph: "
+     "exponential', of those at a distance of 1, 2, 4, ...); reduce it, or increase "
+     "'sync.replicas'\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: gossip, graph: random, replicas: 4, degree: 4}\n"),
+     NO_SET,
+     "job.yaml:2:50: 'sync.degree' exceeds the number of other replicas (with 'sync.graph: "
+     "exponential', of those at a distance of 1, 2, 4, ...); reduce it, or increase "
+     "'sync.replicas'\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: gossip}\noptim: {ema: 0.9}\n"), NO_SET,
+     "job.yaml:3:9: 'optim.ema' averages the weights after every step, but with 'sync.kind: local' "
+     "and 'gossip' the model changes once per period; remove 'optim.ema'\n"},
     {JOB("data: {train: x.csv}\ncompress: {sparsify: topk, ratio: 0}\n"), NO_SET,
      "job.yaml:2:35: 'compress.ratio' expects a number above 0 and at most 1, got '0'\n"},
     {JOB("data: {train: x.csv}\ncompress: {sparsify: topk}\nparallel: {zero: 3}\n"), NO_SET,

@@ -206,7 +206,8 @@ static void random_schedule(tdm_rng *rng, tdm_arena *arena, tdm_job *job)
     if (!job->data.test) job->data.test_fraction = 0.25;
     if (job->eval.every_epochs == 0) job->eval.every_epochs = 3;
     job->optim.centred = job->optim.centred && job->optim.kind == TDM_JOB_OPTIM_RMSPROP;
-    if (job->eval.weights == TDM_JOB_WEIGHTS_EMA && job->sync.kind != TDM_JOB_SYNC_LOCAL)
+    if (job->eval.weights == TDM_JOB_WEIGHTS_EMA && job->sync.kind != TDM_JOB_SYNC_LOCAL &&
+        job->sync.kind != TDM_JOB_SYNC_GOSSIP)
         job->optim.ema = 0.75;
     job->optim.nesterov = job->optim.nesterov && job->optim.kind == TDM_JOB_OPTIM_SGD &&
                           job->optim.momentum > 0;
@@ -222,11 +223,16 @@ static void random_replicas(tdm_job *job)
         job->compress.sparsify = TDM_JOB_SPARSIFY_NONE;
         job->compress.quantise = TDM_JOB_QUANTISE_NONE;
     }
+    bool gossip = job->sync.kind == TDM_JOB_SYNC_GOSSIP;
+    if (gossip) {
+        job->compress.sparsify = TDM_JOB_SPARSIFY_NONE;
+        job->compress.quantise = TDM_JOB_QUANTISE_NONE;
+    }
     bool compresses = job->compress.sparsify != TDM_JOB_SPARSIFY_NONE ||
                       job->compress.quantise != TDM_JOB_QUANTISE_NONE;
-    if (compresses || async) job->compress.rank = 0;
+    if (compresses || async || gossip) job->compress.rank = 0;
     if (job->compress.rank > 0) job->compress.feedback = compresses = true;
-    bool local = job->sync.kind == TDM_JOB_SYNC_LOCAL;
+    bool local = job->sync.kind == TDM_JOB_SYNC_LOCAL || gossip;
     if (job->compress.sparsify == TDM_JOB_SPARSIFY_NONE) job->compress.momentum = 0;
     if (job->compress.momentum > 0) {
         job->compress.feedback = true;
@@ -238,11 +244,12 @@ static void random_replicas(tdm_job *job)
     if (!async || job->sync.mode != TDM_JOB_SERVER_STALE) job->sync.staleness = 4;
     if (job->sync.max_period < job->sync.period) job->sync.max_period = job->sync.period;
     if (!async && !compresses && !local) return;
-    job->parallel.zero %= 2;
+    job->parallel.zero %= gossip ? 1 : 2;
     job->parallel.reduce = TDM_JOB_REDUCE_TREE;
     job->parallel.sync_batchnorm = false;
     job->parallel.offload = NULL;
     if (job->sync.replicas > 1) job->sync.replicas = 1;
+    if (gossip) job->sync.replicas = 0; /* the number of lanes */
     if (local) job->optim.ema = 0;
     if (local && job->eval.weights == TDM_JOB_WEIGHTS_EMA) job->eval.weights = TDM_JOB_WEIGHTS_RAW;
     if (!async) return;
