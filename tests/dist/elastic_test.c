@@ -56,6 +56,14 @@ static const model models[] = {
      "optim: {kind: adamw, clip_norm: 1}\nparallel: {lanes: 8}\n"
      "sync: {kind: local, replicas: 8, period: 2, outer: nesterov}\n",
      .max_zero = 1, .round = 2},
+    {"gossip",
+     "name: gossip\nseed: 9\ndata: {train: data.csv, test_fraction: 0.2, shape: [1, 8, 8]}\n"
+     "layers: [conv: {channels: 4}, batch_norm: {}, relu: {}, flatten: {}, linear: 64, dropout: 0.1, "
+     "linear: 10]\n"
+     "model: {kind: layers}\ntrain: {batch: 30, epochs: 4}\n"
+     "optim: {kind: adamw, clip_norm: 1}\nparallel: {lanes: 8, balance: feedback}\n"
+     "sync: {kind: gossip, replicas: 8, period: 2, graph: random, degree: 2}\n",
+     .max_zero = 0, .round = 2},
     {"compressed",
      "name: compressed\nseed: 7\ndata: {train: data.csv, test_fraction: 0.2}\n"
      "model: {hidden: [96], dropout: 0.1}\ntrain: {batch: 30, epochs: 4}\n"
@@ -611,7 +619,7 @@ int main(int argc, char **argv)
         if (m == 0) begin_again(&models[m], hash);
         if (strcmp(models[m].name, "async") == 0) hosts_die(&models[m], hash, seed, runs);
         const int zeros[] = {0, models[m].max_zero < 2 ? models[m].max_zero : 2};
-        for (int z = 0; z < 2; z++) {
+        for (int z = 0; z < (models[m].max_zero > 0 ? 2 : 1); z++) {
             int zero = zeros[z];
             world w = {.model = &models[m], .zero = zero, .size = 3, .every = "7"};
             compare(&w, &none, hash, "undisturbed");

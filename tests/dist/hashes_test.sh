@@ -69,6 +69,12 @@ job power-gpt 48 "$text" "model: {$gpt, context: 16, dropout: 0.1}" 'parallel: {
     'optim: {kind: lamb, lr: 0.01}' 'compress: {rank: 4, min_rate: 1, clip_norm: 1, min_elements: 100}'
 job power-local 24 "$images" 'model: {hidden: [64, 48], dropout: 0.1}' 'parallel: {lanes: 8}' 'optim: {kind: adamw}' \
     'sync: {kind: local, replicas: 8, period: 3, outer: nesterov}' 'compress: {rank: 2, min_elements: 100}'
+job gossip-mlp 24 "$images" 'model: {hidden: [64, 48], dropout: 0.1}' 'parallel: {lanes: 8}' \
+    'optim: {kind: lamb, lr: 0.01, clip_norm: 0.5}' 'sync: {kind: gossip, replicas: 8, period: 3, graph: random, degree: 2}'
+job gossip-cnn 48 "$images" "$network" 'parallel: {lanes: 16}' 'optim: {kind: adamw}' \
+    'sync: {kind: gossip, replicas: 8, period: 1, graph: exponential}'
+job gossip-gpt 48 "$text" "model: {$gpt, context: 16, dropout: 0.1}" 'parallel: {lanes: 8}' \
+    'sync: {kind: gossip, replicas: 8, period: 2, graph: torus}'
 
 job async 24 "$images" 'model: {hidden: [64, 48], dropout: 0.1}' 'optim: {kind: adamw, clip_norm: 0.5}' \
     'parallel: {lanes: 2}' 'sync: {kind: server, mode: async, replicas: 8, compensation: 0.04}'
@@ -95,6 +101,19 @@ job local-mlp local-cnn topk dgc sign randomk power power-gpt power-local
 world shm tcp mpi hosts hosts-mpi
 ranks 2 3 4 8
 zero 0 1
+balance off
+bucket auto 16KB
+overlap true false
+TABLE
+}
+
+# Each replica has a separate state, so nothing is sharded.
+factors_of_gossip() {
+    cat <<'TABLE'
+job gossip-mlp gossip-cnn gossip-gpt
+world shm tcp mpi hosts hosts-mpi
+ranks 2 3 4 8
+zero 0
 balance off
 bucket auto 16KB
 overlap true false
@@ -135,6 +154,7 @@ dgc hosts 4 0 off 16KB true
 power hosts 3 0 off 16KB true
 async hosts 3 0 moved auto true
 async hosts 4 0 off auto true
+gossip-mlp hosts 3 0 off 16KB true
 TABLE
 }
 
@@ -226,7 +246,7 @@ result_of() {
     local run
     hash_in "$1"
     run=$(json_value run <<<"$1")
-    grep -oE '"(step|loss|grad_norm|test_loss|test_accuracy)":[^,}]*' "$run/metrics.jsonl"
+    grep -oE '"(step|loss|grad_norm|consensus_distance|test_loss|test_accuracy)":[^,}]*' "$run/metrics.jsonl"
     rm -rf "$run"
 }
 
@@ -292,6 +312,7 @@ case $what in
 pairs)
     factors | awk -f "$here/pairs.awk"
     factors_of_replicas | awk -f "$here/pairs.awk"
+    factors_of_gossip | awk -f "$here/pairs.awk"
     factors_of_order | awk -f "$here/pairs.awk"
     once_stuck
     ;;
@@ -299,6 +320,7 @@ few) few ;;
 all)
     factors | product
     factors_of_replicas | product
+    factors_of_gossip | product
     factors_of_order | product
     ;;
 *) fail "there is nothing called '$what'; there are pairs, few and all" ;;
