@@ -13,8 +13,7 @@
 
 #include "job/keys.h"
 
-#define AS_LONG                                                                                    \
-    "if the schedule is as long as the run, or if its end can cut a period of 'sync.kind: local' short"
+#define AS_LONG "if the schedule is as long as the run, or if its end can cut a 'sync.period' short"
 #define EVALUATES "if the schedule is reduce_on_plateau"
 #define IS_LIBRARY "if the model is a library"
 #define IS_VENDOR "if compute.numerics is vendor"

@@ -109,8 +109,9 @@ static bool has_velocity(const tdm_job *job)
 
 bool tdm__period_can_be_cut(const tdm_job *job)
 {
-    int64_t period = job->sync.period, steps = job->train.steps, start = job->sync.start_step;
-    if (!tdm_job_is_local(job) || (period == 1 && !is_adaptive(job))) return false;
+    int64_t period = job->sync.period, steps = job->train.steps;
+    int64_t start = tdm_job_is_local(job) ? job->sync.start_step : 0;
+    if (!tdm_job_trains_apart(job) || (period == 1 && !is_adaptive(job))) return false;
     if (steps == 0 || is_adaptive(job)) return true; /* the number of steps depends on the data */
     return steps > start && (steps - start) % period != 0;
 }
