@@ -3,7 +3,8 @@
 # namespaces, with agents that are started as by ssh: each ends with the state hash of one rank, also if a worker is
 # killed on the way, and if the whole session is killed and resumed with another number of ranks.
 #   replicas_test.sh TANDEM [JOB...]
-# Jobs: local topk sign randomk dgc async. With async, two of three hosts die as well. Needs root, `ip`, the kernel's namespaces and etcd (make setup-etcd); without
+# Jobs: local topk sign randomk dgc async live. With async and live, two of three hosts die as well; the order of a live
+# run is then repeated on one rank. Needs root, `ip`, the kernel's namespaces and etcd (make setup-etcd); without
 # them the test is skipped (77).
 set -euo pipefail
 tandem=$(realpath "$1")
@@ -51,15 +52,18 @@ sync: {replicas: 8}
 compress: {sparsify: topk_sampled, ratio: 0.01, momentum: 0.9, clip_norm: 1, warmup: 100, min_elements: 100}'
 more[async]='optim: {kind: adamw, lr: 0.003}
 sync: {kind: server, mode: async, replicas: 8, compensation: 0.04, jitter: 0.5}'
+more[live]="${more[async]}"
+more[live]="${more[live]/jitter: 0.5/order: live}"
 # Phases of a step in which a worker is killed, and in which one stops; all ranks take part in a round of updates.
-declare -A stops=([async]=reduce)
+declare -A stops=([async]=reduce [live]=reduce)
 declare -A phase=([async]=reduce [local]=replica [topk]=replica [sign]=reduce [randomk]=update [dgc]=torn)
 
 job_make "$work/plain.yaml"
 for job in "${!more[@]}"; do
     keys='/^optim:/d'
     # Updates in order need the whole state on each host; those of a round end where a line is due.
-    [ "$job" != async ] || keys+='; s/zero: 1/zero: 0/; s/log_every_steps: 1/log_every_steps: 20/'
+    [[ $job != @(async|live) ]] || keys+='; s/zero: 1/zero: 0/; s/log_every_steps: 1/log_every_steps: 20/'
+    [ "$job" != live ] || keys+='; s/ledger: true/ledger: false/'
     sed -e "$keys" -e "s/^name: .*/name: $job/" -e 's/steps: 350/steps: 360/' "$work/plain.yaml" >"$work/$job.yaml"
     printf '%s\n' "${more[$job]}" >>"$work/$job.yaml"
 done
@@ -116,7 +120,7 @@ one_host() {
 point() {
     case $1 in
     local) echo $(($2 / 4)) ;;
-    async) echo $(($2 + 1)) ;;
+    async | live) echo $(($2 + 1)) ;;
     *) echo "$2" ;;
     esac
 }
@@ -172,12 +176,32 @@ two_die() {
             sleep 0.02
         done
     done
-    ends_well "$1" rest some "$work/$1-rest"
+    if [ "$1" = live ]; then is_repeated "$work/$1-rest/$1-1"; else ends_well "$1" rest some "$work/$1-rest"; fi
     if grep -q 'training goes back' "$work/$1-rest/$1-1/log.jsonl"; then complain "$1-rest: updates were lost"; fi
 }
 
-[ $# -gt 0 ] || set -- local topk sign randomk dgc async
+# is_repeated RUN: the live run ends well, and its order gives the same bits on one rank.
+is_repeated() {
+    local code=0 live
+    wait "$launcher" || code=$?
+    live=$(hash_in "$work/live-rest.out")
+    if [ $code != 0 ] || [ -z "$live" ]; then
+        complain "live-rest: it ended with $code"
+        show live-rest
+        return 0
+    fi
+    "$tandem" train "$work/live.yaml" -n 1 -q --json --set "run.dir=$work/repeated" --set sync.order=recorded \
+        --set "sync.order_from=$1" >"$work/repeated.out" || complain "its order cannot be repeated"
+    [ "$(hash_in "$work/repeated.out")" = "$live" ] || complain "its order gives other bits on one rank"
+    echo "ok   live-rest: $(wc -l <"$1/order.jsonl") updates, repeated on one rank"
+}
+
+[ $# -gt 0 ] || set -- local topk sign randomk dgc async live
 for job in "$@"; do
+    if [ "$job" = live ]; then
+        two_die live
+        continue
+    fi
     "$tandem" train "$work/$job.yaml" -n 1 -q --json --set "run.dir=$work/$job-alone" >"$work/$job-alone.out"
     want=$(hash_in "$work/$job-alone.out")
     [ -n "$want" ] || { echo "$job: no hash of one rank"; exit 1; }
