@@ -44,6 +44,12 @@ typedef struct live_task {
     bool in_safe_range;
 } live_task;
 
+/* Where batches come from: see tdm_live_round. */
+typedef struct live_source {
+    void (*batch)(void *user, uint64_t batch, tdm_inner_step *out);
+    void *user;
+} live_source;
+
 struct tdm__live {
     tdm_team *team;
     int64_t first, end; /* the replicas of this rank */
@@ -55,8 +61,7 @@ struct tdm__live {
     pthread_mutex_t lock; /* protects what follows */
     pthread_cond_t changed;
     live_task tasks[TDM_ORDER_MAX_WORKERS];
-    void (*batch)(void *user, uint64_t batch, tdm_inner_step *out);
-    void *user;
+    live_source source;
     float *released[TDM_ORDER_MAX_WORKERS]; /* buffers for the thread */
     int released_count;
     double task_seconds; /* of the last task */
@@ -78,12 +83,13 @@ static int64_t live_next_task(const tdm__live *live)
     return next;
 }
 
-static tdm_status task_run(tdm__live *live, int64_t replica, live_task *task, tdm_error *err)
+static tdm_status task_run(tdm__live *live, const live_source *source, int64_t replica,
+                           live_task *task, tdm_error *err)
 {
     tdm_team *worker = &live->worker;
     size_t nodes = 2 * (size_t)worker->options.lane_count;
     tdm_inner_step step = {.step = task->batch};
-    live->batch(live->user, task->batch, &step);
+    source->batch(source->user, task->batch, &step);
     worker->in = (tdm_step_input){.step = task->batch, .batch = step.batch};
     worker->key_step = task->batch;
     memset(worker->tree.held, 0, nodes * sizeof(*worker->tree.held));
@@ -115,6 +121,7 @@ static void *live_main(void *data)
             continue;
         }
         live_task task = live->tasks[replica];
+        live_source source = live->source;
         tdm_error why = {0};
         live->tasks[replica].phase = LIVE_RUNNING;
         pthread_mutex_unlock(&live->lock);
@@ -122,7 +129,7 @@ static void *live_main(void *data)
         double begin = tdm_clock_s();
         worker->lane_seconds = 0;
         worker->lanes_done = worker->rows_done = 0;
-        tdm_status status = task_run(live, replica, &task, &why);
+        tdm_status status = task_run(live, &source, replica, &task, &why);
 
         pthread_mutex_lock(&live->lock);
         if (status != TDM_OK && !atomic_load(&live->ends)) live->error = why;
@@ -227,39 +234,13 @@ void tdm__live_destroy(tdm_team *team)
 static void live_begin(tdm__live *live, const tdm_live_round *round)
 {
     pthread_mutex_lock(&live->lock);
-    live->batch = round->batch;
-    live->user = round->user;
+    live->source = (live_source){round->batch, round->user};
     for (int64_t r = live->first; r < live->end; r++) {
         if (live->tasks[r].phase != LIVE_IDLE || round->state->workers[r].waits) continue;
         live->tasks[r] = (live_task){.phase = LIVE_QUEUED, .batch = round->state->workers[r].batch};
     }
     pthread_cond_broadcast(&live->changed);
     pthread_mutex_unlock(&live->lock);
-}
-
-/* Waits for a complete gradient of this rank, for at most `timeout_s`; 0: without limit. */
-static tdm_status live_await(tdm__live *live, double timeout_s, uint64_t *complete, tdm_error *err)
-{
-    double until = tdm_clock_s() + timeout_s;
-    struct timespec end = {.tv_sec = (time_t)until,
-                           .tv_nsec = (long)((until - floor(until)) * 1e9)};
-    bool late = false;
-    tdm_status status = TDM_OK;
-    *complete = 0;
-    pthread_mutex_lock(&live->lock);
-    for (;;) {
-        for (int64_t r = live->first; r < live->end; r++)
-            if (live->tasks[r].phase == LIVE_COMPLETE) *complete |= UINT64_C(1) << r;
-        if (*complete || late || live->error.status != TDM_OK) break;
-        if (timeout_s > 0)
-            late = pthread_cond_timedwait(&live->changed, &live->lock, &end) != 0;
-        else
-            pthread_cond_wait(&live->changed, &live->lock);
-    }
-    if (live->error.status != TDM_OK)
-        status = tdm_fail(err, live->error.status, "%s", live->error.message);
-    pthread_mutex_unlock(&live->lock);
-    return status;
 }
 
 /* A fraction of the time of a gradient: how long a complete one waits for ranks that have none. */
@@ -270,13 +251,38 @@ static double live_patience(const tdm__live *live)
     return wait > TDM__TIMING_PARALLEL_LIVE_MAX_S ? TDM__TIMING_PARALLEL_LIVE_MAX_S : wait;
 }
 
+/* Waits for a complete gradient of this rank; with other ranks, only for a short time. */
+static tdm_status live_await(tdm__live *live, uint64_t *complete, tdm_error *err)
+{
+    bool late = false;
+    tdm_status status = TDM_OK;
+    *complete = 0;
+    pthread_mutex_lock(&live->lock);
+    double until = tdm_clock_s() + live_patience(live);
+    struct timespec end = {.tv_sec = (time_t)until,
+                           .tv_nsec = (long)((until - floor(until)) * 1e9)};
+    for (;;) {
+        for (int64_t r = live->first; r < live->end; r++)
+            if (live->tasks[r].phase == LIVE_COMPLETE) *complete |= UINT64_C(1) << r;
+        if (*complete || late || live->error.status != TDM_OK) break;
+        if (live->team->group)
+            late = pthread_cond_timedwait(&live->changed, &live->lock, &end) != 0;
+        else
+            pthread_cond_wait(&live->changed, &live->lock);
+    }
+    if (live->error.status != TDM_OK)
+        status = tdm_fail(err, live->error.status, "%s", live->error.message);
+    pthread_mutex_unlock(&live->lock);
+    return status;
+}
+
 /* The replicas of all ranks whose gradients are complete; at least one. */
 static tdm_status live_collect(tdm__live *live, uint64_t *complete, tdm_error *err)
 {
     tdm_team *team = live->team;
     double begin = tdm_clock_s();
     do {
-        TDM_TRY(live_await(live, team->group ? live_patience(live) : 0, complete, err));
+        TDM_TRY(live_await(live, complete, err));
         int64_t all = (int64_t)*complete; /* each bit is that of one rank, so a sum is a union */
         if (team->group)
             TDM_TRY(tdm_group_all_reduce(team->group, NULL, &all, 1, TDM_DTYPE_I64, TDM_REDUCE_SUM,
