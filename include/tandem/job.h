@@ -389,6 +389,8 @@ typedef struct tdm_job {
         int64_t period;   /* local: steps between two averages; gossip: between two exchanges */
         double
             adapt_lr; /* local: the period grows as the learning rate falls below this; 0: fixed */
+        double
+            adapt_divergence; /* local: relative distance of the replicas that sets the period; 0: off */
         int64_t max_period; /* local: bound of the growth */
         int64_t start_step; /* local: until this step the period is 1 */
         int outer;          /* local: tdm_job_outer */

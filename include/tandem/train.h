@@ -91,9 +91,9 @@ typedef struct tdm_train_status {
     uint64_t samples;            /* trained so far, in all data epochs */
     /* Of the last step that was not skipped; NaN before the first one. */
     double loss;
-    double grad_norm; /* before clipping; 0 without optim.clip_norm */
-    double
-        consensus; /* sync.kind gossip: RMS distance of the replicas from their mean, when last computed */
+    double grad_norm;     /* before clipping; 0 without optim.clip_norm */
+    double consensus;     /* sync.kind gossip: RMS distance of the replicas from their mean */
+    double divergence;    /* sync.adapt_divergence: of the replicas at the last average */
     double smooth_loss;   /* a moving average */
     double lr;            /* of the last step, from the schedule */
     bool step_skipped;    /* the last step was skipped (train.bad_numbers) */

@@ -17,6 +17,9 @@ bool tdm_job_takes_tokens(const tdm_job *job);
 bool tdm_job_is_local(const tdm_job *job);
 bool tdm_job_is_gossip(const tdm_job *job);
 bool tdm_job_trains_apart(const tdm_job *job);
+/* Whether the period of local steps follows the divergence of the replicas; whether it changes at all. */
+bool tdm_job_adapts_to_divergence(const tdm_job *job);
+bool tdm_job_adapts_period(const tdm_job *job);
 /* Whether updates are applied one by one, each from a gradient of an earlier model (sync.kind: server, not in mode
  * sync). */
 bool tdm_job_is_async(const tdm_job *job);

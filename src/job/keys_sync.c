@@ -69,9 +69,14 @@ static bool has_outer_optimiser(const tdm_job *job)
     return tdm_job_is_local(job) && job->sync.outer != TDM_JOB_OUTER_AVERAGE;
 }
 
-static bool is_adaptive(const tdm_job *job)
+bool tdm_job_adapts_to_divergence(const tdm_job *job)
 {
-    return tdm_job_is_local(job) && job->sync.adapt_lr > 0;
+    return tdm_job_is_local(job) && job->sync.adapt_divergence > 0;
+}
+
+bool tdm_job_adapts_period(const tdm_job *job)
+{
+    return tdm_job_adapts_to_divergence(job) || (tdm_job_is_local(job) && job->sync.adapt_lr > 0);
 }
 
 static bool has_degree(const tdm_job *job)
@@ -111,8 +116,9 @@ bool tdm__period_can_be_cut(const tdm_job *job)
 {
     int64_t period = job->sync.period, steps = job->train.steps;
     int64_t start = tdm_job_is_local(job) ? job->sync.start_step : 0;
-    if (!tdm_job_trains_apart(job) || (period == 1 && !is_adaptive(job))) return false;
-    if (steps == 0 || is_adaptive(job)) return true; /* the number of steps depends on the data */
+    if (!tdm_job_trains_apart(job) || (period == 1 && !tdm_job_adapts_period(job))) return false;
+    if (steps == 0 || tdm_job_adapts_period(job))
+        return true; /* the number of steps depends on the data */
     return steps > start && (steps - start) % period != 0;
 }
 
@@ -180,11 +186,23 @@ const tdm_job_key tdm__sync_keys[] = {
                 "period fixed.",
     },
     {
+        KEY("sync.adapt_divergence", REAL, sync.adapt_divergence),
+        .fallback = "0",
+        BITS_IF(tdm_job_adapts_to_divergence, "if it is above 0"),
+        RANGE(0, 1),
+        .also_called = "target_divergence adacomm",
+        .help = "With 'sync.kind: local': the period follows the divergence of the replicas, which "
+                "is the root of the mean squared distance from their mean, divided by the norm of "
+                "the model. After each average, the period becomes longer if the divergence was "
+                "below this number and shorter if it was above, at most by a factor of 2, starting "
+                "with 'sync.period' and between 1 and 'sync.max_period'. 0 disables it.",
+    },
+    {
         KEY("sync.max_period", INT, sync.max_period),
         .fallback = "1024",
-        BITS_IF(is_adaptive, "if 'sync.adapt_lr' is above 0"),
+        BITS_IF(tdm_job_adapts_period, "if 'sync.adapt_lr' or 'sync.adapt_divergence' is above 0"),
         RANGE(1, 1000000),
-        .help = "With 'sync.adapt_lr': the maximum period.",
+        .help = "With 'sync.adapt_lr' and 'sync.adapt_divergence': the maximum period.",
     },
     {
         KEY("sync.start_step", INT, sync.start_step),

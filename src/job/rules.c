@@ -261,8 +261,22 @@ static bool staleness_without_bound(const tdm_job *job)
 
 static bool max_below_period(const tdm_job *job)
 {
-    return tdm_job_is_local(job) && job->sync.adapt_lr > 0 &&
-           job->sync.max_period < job->sync.period;
+    return tdm_job_adapts_period(job) && job->sync.max_period < job->sync.period;
+}
+
+static bool adapts_twice(const tdm_job *job)
+{
+    return tdm_job_adapts_to_divergence(job) && job->sync.adapt_lr > 0;
+}
+
+static bool divergence_with_compression(const tdm_job *job)
+{
+    return tdm_job_adapts_to_divergence(job) && tdm_job_compresses(job);
+}
+
+static bool divergence_of_one(const tdm_job *job)
+{
+    return tdm_job_adapts_to_divergence(job) && job->sync.replicas == 1;
 }
 
 static bool live_with_ledger(const tdm_job *job)
@@ -449,9 +463,28 @@ static const rule rules[] = {
                    "set these two, or remove this key",
     },
     {
-        .keys = {"sync.max_period", "sync.period", "sync.adapt_lr", "sync.kind"},
+        .keys = {"sync.max_period", "sync.period", "sync.adapt_lr", "sync.adapt_divergence"},
         .is_broken = max_below_period,
-        .message = "'sync.max_period' is less than 'sync.period', the minimum; increase it",
+        .message = "'sync.max_period' is less than 'sync.period'; increase it",
+    },
+    {
+        .keys = {"sync.adapt_divergence", "sync.adapt_lr", "sync.kind"},
+        .is_broken = adapts_twice,
+        .message = "the period can follow 'sync.adapt_divergence' or 'sync.adapt_lr', not both; "
+                   "remove one",
+    },
+    {
+        .keys = {"sync.adapt_divergence", "compress.sparsify", "compress.quantise",
+                 "compress.rank"},
+        .is_broken = divergence_with_compression,
+        .message =
+            "'sync.adapt_divergence' compares the replicas with their mean, which 'compress' "
+            "changes; remove one of the two",
+    },
+    {
+        .keys = {"sync.adapt_divergence", "sync.replicas", "sync.kind"},
+        .is_broken = divergence_of_one,
+        .message = "'sync.adapt_divergence' needs at least two replicas; increase 'sync.replicas'",
     },
     {
         .keys = {"checkpoint.ledger", "sync.order", "sync.kind", "sync.mode"},

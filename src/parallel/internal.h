@@ -56,6 +56,7 @@ typedef struct tdm__step_report {
     uint64_t payload_bytes;              /* of this rank's replicas, compressed */
     uint64_t dense_bytes;                /* the same as f32 */
     double codec_seconds;
+    uint64_t change; /* of this rank's replicas: see tdm__replicas_change */
     uint64_t tally;
     uint32_t request;
     uint32_t in_safe_range; /* all numbers of its parts are below 2^47 */
@@ -233,6 +234,12 @@ void tdm__replica_run_destroy(tdm_team *team);
 tdm_status tdm__replicas_execute(tdm_team *team, int64_t first, int64_t end, tdm_error *err);
 /* The step is complete, with its changes. */
 void tdm__replicas_commit(tdm_team *team);
+/* The sum over this rank's replicas of their squared changes in this step, relative to the squared norm of the model, as
+ * a fixed-point number, so that the sum over all ranks does not depend on their number. 0 without sync.adapt_divergence. */
+uint64_t tdm__replicas_change(const tdm_team *team);
+/* The divergence of the replicas in this step (tdm_step_result), after reports have been exchanged. grad_norm: that of
+ * the sum of their contributions. */
+double tdm__replicas_divergence(const tdm_team *team, double grad_norm);
 /* Gives the plans the parameters of the model, if they have those of a replica. */
 void tdm__replicas_use_model(tdm_team *team);
 

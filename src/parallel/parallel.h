@@ -247,6 +247,9 @@ typedef struct tdm_step_result {
     uint64_t payload_bytes;
     uint64_t dense_bytes; /* the same as f32 */
     double codec_seconds;
+    /* With sync.adapt_divergence: the root of the mean squared distance of the replicas from their mean, divided by the
+     * norm of the model before the step. */
+    double divergence;
 } tdm_step_result;
 
 /*

@@ -466,6 +466,7 @@ static tdm_status goal_reach(tdm_params *store, const tdm__standing *all, const 
         out->result = (tdm_step_result){.loss = begun.loss,
                                         .grad_norm = begun.grad_norm,
                                         .finite = true,
+                                        .divergence = begun.divergence,
                                         .requests = begun.requests,
                                         .tally = begun.tally,
                                         .straggler = -1};

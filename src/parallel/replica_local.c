@@ -152,6 +152,79 @@ tdm_status tdm__replica_train(tdm_team *team, int64_t replica, bool *finite, tdm
     return TDM_OK;
 }
 
+/* ---- divergence -------------------------------------------------------------------------------- */
+
+/* The unit of fixed-point numbers for changes: they are at most 1 for a replica, and there are at most 2^16 of them. */
+#define CHANGE_UNIT 0x1p-46
+
+typedef struct square_pass {
+    const float *numbers;
+    size_t count;
+    double *out; /* by cell */
+} square_pass;
+
+static void square_range(const void *args, int64_t begin, int64_t end)
+{
+    const square_pass *pass = args;
+    for (size_t cell = (size_t)begin; cell < (size_t)end; cell++) {
+        size_t first = cell * TDM__CELL, left = pass->count - first;
+        double sum = 0;
+        for (size_t i = first; i < first + (left < TDM__CELL ? left : TDM__CELL); i++)
+            sum += (double)pass->numbers[i] * (double)pass->numbers[i];
+        pass->out[cell] = sum;
+    }
+}
+
+/* The sum of the squares of the trained elements, in the order of cells. */
+static double replica_square(const tdm_team *team, const float *numbers)
+{
+    square_pass pass = {numbers, team->trained_extent, team->replicas->squares};
+    size_t cells = (pass.count + TDM__CELL - 1) / TDM__CELL;
+    double sum = 0;
+    tdm_kernel_spread((int64_t)cells, TDM__CELL, square_range, &pass);
+    for (size_t c = 0; c < cells; c++) sum += pass.out[c];
+    return sum;
+}
+
+tdm_status tdm__replicas_measure_begin(tdm_team *team, tdm_error *err)
+{
+    tdm__replica_run *run = team->replicas;
+    TDM_TRY(tdm__params_await_all(team->options.store, err));
+    double square = replica_square(team, tdm_params_block(team->options.store, TDM_BLOCK_PARAMS));
+    run->model_square = square > 0 ? square : 1;
+    run->change = 0;
+    return TDM_OK;
+}
+
+/* Counts the change of a replica; its contribution is that divided by the number of replicas. */
+static void replica_count_change(tdm_team *team, const float *contribution)
+{
+    tdm__replica_run *run = team->replicas;
+    double count = (double)run->replicas->count;
+    double change = replica_square(team, contribution) * count * count / run->model_square;
+    if (!(change < 1)) change = 1; /* also if it is NaN: such a round changes nothing */
+    run->change += (uint64_t)(change / CHANGE_UNIT);
+}
+
+uint64_t tdm__replicas_change(const tdm_team *team)
+{
+    return team->replicas && team->replicas->squares ? team->replicas->change : 0;
+}
+
+double tdm__replicas_divergence(const tdm_team *team, double grad_norm)
+{
+    const tdm__replica_run *run = team->replicas;
+    if (!run || !run->squares) return 0;
+    uint64_t sum = 0;
+    for (int i = 0; i < team->size; i++) sum += team->notes[i].change;
+    double mean = (double)sum * CHANGE_UNIT / (double)run->replicas->count;
+    double rest = mean -
+                  grad_norm * grad_norm / run->model_square; /* without the change of the mean */
+    return rest > 0 ? sqrt(rest) : 0;
+}
+
+/* ---- the contribution ------------------------------------------------------------------------- */
+
 typedef struct difference {
     const tdm_team *team;
     const float *before;
@@ -179,5 +252,6 @@ float *tdm__replica_difference(tdm_team *team, bool finite)
                     .scale = 1.0f / (float)team->replicas->replicas->count};
     tdm_kernel_spread((int64_t)team->grad_extent, 1, difference_range, &d);
     if (!finite) out[0] = NAN; /* the round is not finite */
+    if (team->replicas->squares) replica_count_change(team, out);
     return out;
 }

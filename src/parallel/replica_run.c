@@ -18,6 +18,7 @@
  */
 #include "parallel/replica_run.h"
 #include "base/base.h"
+#include "job/job.h"
 #include "nn/nn.h"
 
 #include <math.h>
@@ -68,6 +69,10 @@ tdm_status tdm__replica_run_create(tdm_team *team, tdm_error *err)
     for (int k = 0; k < TDM_OPTIM_MAX_STATES && run->trains; k++)
         arrays += tdm_optimiser_uses_state(team->options.inner, k);
     if (replicas->is_gossip) TDM_TRY(tdm__gossip_create(team, err));
+    if (tdm_job_adapts_to_divergence(team->job)) {
+        run->squares = calloc(team->layout->trained_cells + 1, sizeof(*run->squares));
+        if (!run->squares) return tdm_fail_oom(err, "for the replicas");
+    }
     if (run->trains || run->is_ordered) TDM_TRY(replica_run_make_model(team, run, err));
     return tdm__compress_create(team, replicas, arrays, &run->compress, err);
 }
@@ -80,6 +85,7 @@ void tdm__replica_run_destroy(tdm_team *team)
     tdm__gossip_destroy(run->gossip);
     tdm_pages_unmap(&run->pages);
     free(run->losses);
+    free(run->squares);
     free(run);
     team->replicas = NULL;
 }
@@ -213,6 +219,7 @@ tdm_status tdm__replicas_execute(tdm_team *team, int64_t first, int64_t end, tdm
     const tdm__replica_run *run = team->replicas;
     if (run->compress) tdm__compress_begin(run->compress);
     if (run->is_ordered) return tdm__replicas_execute_ordered(team, err);
+    if (run->squares) TDM_TRY(tdm__replicas_measure_begin(team, err));
     if (run->gossip) TDM_TRY(tdm__gossip_mix(team, first / run->lanes, end / run->lanes, err));
     for (int64_t r = first / run->lanes; r < end / run->lanes; r++)
         TDM_TRY(replica_execute(team, r, err));

@@ -27,9 +27,14 @@ struct tdm__replica_run {
     float *states[TDM_OPTIM_MAX_STATES];
     int state_arrays
         [TDM_OPTIM_MAX_STATES]; /* the array of each state; -1: the optimiser does not use it */
-    double *losses;             /* by lane, over the inner steps */
-    tdm__compress *compress;    /* NULL: contributions are not compressed */
-    tdm__gossip *gossip;        /* NULL: another strategy */
+    /* sync.adapt_divergence: squares by cell, else NULL; the squared norm of the model before the step; and the changes
+     * of this rank's replicas. */
+    double *squares;
+    double model_square;
+    uint64_t change;
+    double *losses;          /* by lane, over the inner steps */
+    tdm__compress *compress; /* NULL: contributions are not compressed */
+    tdm__gossip *gossip;     /* NULL: another strategy */
 };
 
 /* Executes the lanes of a replica; *out is the sum of their gradients, NULL if none has rows. */
@@ -41,6 +46,8 @@ bool tdm__replica_is_finite(const tdm_team *team, const float *sum);
 
 /* Trains the replica for the steps of the round. *finite: no gradient had a non-finite number. */
 tdm_status tdm__replica_train(tdm_team *team, int64_t replica, bool *finite, tdm_error *err);
+/* With sync.adapt_divergence: this rank begins a round. */
+tdm_status tdm__replicas_measure_begin(tdm_team *team, tdm_error *err);
 /* The contribution of the replica after its steps, in a gradient buffer. */
 float *tdm__replica_difference(tdm_team *team, bool finite);
 

@@ -41,6 +41,7 @@ static tdm_status step_exchange(tdm_team *team, tdm_error *err)
                              .payload_bytes = team->payload_bytes,
                              .dense_bytes = team->dense_bytes,
                              .codec_seconds = team->codec_seconds,
+                             .change = tdm__replicas_change(team),
                              .tally = team->in.tally ? *team->in.tally : 0,
                              .in_safe_range = !atomic_load(&team->overflow_risk)};
     mine.lanes = team->lanes_done;

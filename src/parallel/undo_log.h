@@ -51,7 +51,7 @@ typedef struct tdm__begun {
     uint32_t epoch;
     uint32_t kind; /* tdm__sums_kind */
     int64_t batch;
-    double lr, grad_norm, loss;
+    double lr, grad_norm, loss, divergence;
     uint64_t tally;
     uint32_t requests;
     uint32_t update_count; /* of updates in order; 0: one of all lanes */

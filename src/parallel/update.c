@@ -358,6 +358,7 @@ static void update_record_begin(tdm_team *team, const tdm_step_result *result, d
                         .lr = team->in.lr,
                         .grad_norm = grad_norm,
                         .loss = result->loss,
+                        .divergence = result->divergence,
                         .tally = result->tally,
                         .requests = result->requests};
     tdm__undo_step_begin(team->undo_log, &begun);
@@ -407,6 +408,7 @@ tdm_status tdm__update_run(tdm_team *team, tdm_step_result *result, tdm_error *e
     update u = {.team = team, .home = measures || applies ? update_find_home(team) : NULL};
     if (measures) TDM_TRY(update_measure(&u, err));
     result->grad_norm = u.grad_norm;
+    result->divergence = tdm__replicas_divergence(team, u.grad_norm);
 
     double *sums = tdm_optimiser_piece_sums(optimiser);
     if (applies) memset(sums, 0, pieces * TDM_OPTIM_SUMS * sizeof(*sums));

@@ -74,6 +74,7 @@ typedef struct tdm__skips {
 #define TDM__ROUNDS_NAME "sync.rounds"
 #define TDM__FACTOR_NAME "compress.factor"
 #define TDM__WEIGHTS_NAME "sync.weights"
+#define TDM__PERIOD_NAME "sync.period"
 
 enum { TDM__BLOCK_NONE = -1 }; /* a small tensor that every rank has */
 
@@ -111,6 +112,7 @@ typedef struct tdm__state {
     tdm_plateau early_stop;
     tdm__skips skips;
     double rounds; /* sync.kind local and gossip: the number of rounds so far */
+    double period; /* sync.adapt_divergence: of the next round, rounded down */
     double *
         weights; /* sync.kind gossip: push-sum weights of the replicas at the last mean; else NULL */
     tdm__state_item *items; /* sorted by name */
@@ -208,8 +210,12 @@ void tdm__train_schedule_advance(const tdm__train_schedule *schedule, tdm_positi
 /* The position after `step` steps. */
 tdm_position tdm__train_schedule_position(const tdm__train_schedule *schedule, uint64_t step);
 /* The number of steps that are executed together from `step` on, with the learning rate `lr`: one, or with sync.kind
- * local the steps until the next average. */
-uint64_t tdm__train_schedule_round(const tdm__train_schedule *schedule, uint64_t step, double lr);
+ * local the steps until the next average. `period`: with sync.adapt_divergence. */
+uint64_t tdm__train_schedule_round(const tdm__train_schedule *schedule, uint64_t step, double lr,
+                                   double period);
+/* The period after a round of `steps` steps from `step` on, in which the replicas had this divergence. */
+double tdm__train_schedule_period(const tdm__train_schedule *schedule, uint64_t step,
+                                  uint64_t steps, double period, double divergence);
 /* Whether something done every `every_steps` steps and `every_epochs` epochs (0: never) is due: whether a multiple of
  * them is after `before` and not after `now`. */
 bool tdm__train_schedule_is_due(int64_t every_steps, int64_t every_epochs,

@@ -199,7 +199,7 @@ static tdm_status checker_run(checker *c, const tdm_job *job, const char *run, t
     TDM_TRY(tdm__train_schedule_init(job, &c->schedule, err));
     c->max_steps = 1;
     if (tdm_job_trains_apart(job)) c->max_steps = job->sync.period;
-    if (tdm_job_is_local(job) && job->sync.adapt_lr > 0 && job->sync.max_period > c->max_steps)
+    if (tdm_job_adapts_period(job) && job->sync.max_period > c->max_steps)
         c->max_steps = job->sync.max_period;
     if (tdm_job_is_async(job)) c->max_steps = TDM_ORDER_MAX_WORKERS;
     c->seen_words = (size_t)(c->schedule.sampler.sample_count / 64 + 1);

@@ -118,7 +118,7 @@ static tdm_status state_add_items(tdm__state *s, const tdm_job *job, bool has_em
 {
     size_t params = tdm_graph_param_count(s->graph);
     size_t replica_arrays = (size_t)s->replica_count * (size_t)s->replica_arrays;
-    size_t max = params * (2 + TDM_OPTIM_MAX_STATES + replica_arrays) + 5;
+    size_t max = params * (2 + TDM_OPTIM_MAX_STATES + replica_arrays) + 6;
     s->items = tdm_arena_array(s->arena, max, sizeof(*s->items));
     s->tensors = tdm_arena_array(s->arena, max, sizeof(*s->tensors));
     if (!s->items || !s->tensors) return tdm_fail_oom(err, "in training");
@@ -130,6 +130,8 @@ static tdm_status state_add_items(tdm__state *s, const tdm_job *job, bool has_em
     if (s->optimiser && job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP)
         TDM_TRY(state_add_small(s, TDM__SKIPS_NAME, SKIPS_NUMBERS, &s->skips, err));
     if (s->inner) TDM_TRY(state_add_small(s, TDM__ROUNDS_NAME, 1, &s->rounds, err));
+    if (s->inner && tdm_job_adapts_to_divergence(job))
+        TDM_TRY(state_add_small(s, TDM__PERIOD_NAME, 1, &s->period, err));
     if (s->weights)
         TDM_TRY(state_add_small(s, TDM__WEIGHTS_NAME, s->replica_count, s->weights, err));
     if (s->factor_elements > 0) state_add_factor(s);
@@ -140,6 +142,8 @@ static tdm_status state_add_items(tdm__state *s, const tdm_job *job, bool has_em
 
 /* ---- creation and destruction ----------------------------------------------------------------- */
 
+#define NO_BOUND 1e300
+
 /* The settings of the outer optimiser, as those of a job's optimiser. */
 static void outer_job(tdm_job *job)
 {
@@ -148,6 +152,8 @@ static void outer_job(tdm_job *job)
     job->optim.kind = TDM_JOB_OPTIM_SGD;
     job->optim.lr = averages ? 1 : job->sync.outer_lr;
     job->optim.momentum = averages ? 0 : job->sync.outer_momentum;
+    /* Its norm is measured, but not bounded. */
+    job->optim.clip_norm = tdm_job_adapts_to_divergence(job) ? NO_BOUND : 0;
     job->optim.nesterov = job->sync.outer == TDM_JOB_OUTER_NESTEROV && job->optim.momentum > 0;
 }
 

@@ -77,6 +77,10 @@ static void put_step_metrics(tdm__trainer *t)
     if (t->job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP)
         tdm_json_put_uint(&w, "skipped", t->status.skipped);
     if (t->state.is_gossip) tdm_json_put_double(&w, "consensus_distance", t->status.consensus);
+    if (tdm_job_adapts_to_divergence(t->job)) {
+        tdm_json_put_uint(&w, "period", t->ledger.line.steps);
+        tdm_json_put_double(&w, "divergence", t->status.divergence);
+    }
     double speed = t->status.samples_per_s; /* rounded to about four digits */
     tdm_json_put_double(&w, "samples_per_s", speed < 100 ? round(100 * speed) / 100 : round(speed));
     tdm__traffic_put(&t->traffic, &w);
@@ -318,7 +322,8 @@ static bool is_round_end(const tdm__trainer *t, uint64_t step)
 uint64_t tdm__round_steps(tdm__trainer *t)
 {
     uint64_t step = t->position.step, left = t->schedule.step_count - step, max = 1;
-    if (!t->order) return tdm__train_schedule_round(&t->schedule, step, step_lr(t, step));
+    if (!t->order)
+        return tdm__train_schedule_round(&t->schedule, step, step_lr(t, step), t->state.period);
     /* How updates are divided into rounds affects no bit, so a round ends where something is due. */
     while (max < left && max < TDM_ORDER_MAX_WORKERS && !is_round_end(t, step + max)) max++;
     if (tdm_job_is_live(t->job)) return max; /* at most: the team decides */
@@ -349,6 +354,11 @@ void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, uint64_t st
                                         .steps = steps};
     tdm__lines_remember(&tdm__ledger_format, t->ledger.recent, &t->ledger.line);
     if (t->state.inner) t->state.rounds++;
+    if (result->finite) {
+        t->status.divergence = result->divergence;
+        t->state.period = tdm__train_schedule_period(&t->schedule, before.step, steps,
+                                                     t->state.period, result->divergence);
+    }
     double lr = step_lr(t, t->position.step - 1);
     atomic_store_explicit(&t->run.step, t->position.step, memory_order_relaxed);
     status_note_step(t, result, lr);

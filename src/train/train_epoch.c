@@ -43,7 +43,7 @@ typedef struct trainer_snapshot {
     tdm_plateau plateau, early_stop;
     tdm__skips skips;
     double rounds;
-    double loss, grad_norm, smooth_loss, lr, consensus;
+    double loss, grad_norm, smooth_loss, lr, consensus, divergence, period;
     tdm_metrics test;
     tdm__ledger_line line;
     tdm__traffic traffic;
@@ -66,6 +66,8 @@ static void snapshot_save(tdm__trainer *t)
                           .smooth_loss = s->smooth_loss,
                           .lr = s->lr,
                           .consensus = s->consensus,
+                          .divergence = s->divergence,
+                          .period = t->state.period,
                           .test = s->test,
                           .line = t->ledger.line,
                           .traffic = t->traffic,
@@ -93,6 +95,8 @@ static void snapshot_load(tdm__trainer *t, const trainer_snapshot *m)
     s->smooth_loss = m->smooth_loss;
     s->lr = m->lr;
     s->consensus = m->consensus;
+    s->divergence = m->divergence;
+    t->state.period = m->period;
     s->test = m->test;
     s->has_test = m->has_test != 0;
     s->step_skipped = m->step_skipped != 0;
@@ -396,6 +400,7 @@ static tdm_status state_from_disk(tdm__trainer *t, tdm_error *err)
     t->state.plateau = t->state.early_stop = (tdm_plateau){0};
     t->state.skips = (tdm__skips){0};
     t->state.rounds = 0;
+    t->state.period = (double)t->job->sync.period;
     t->traffic = (tdm__traffic){0};
     if (has)
         TDM_TRY(tdm__restore(t, t->session.run_path, err));

@@ -129,20 +129,38 @@ void tdm__train_schedule_advance(const tdm__train_schedule *schedule, tdm_positi
     at->epoch++;
 }
 
-uint64_t tdm__train_schedule_round(const tdm__train_schedule *schedule, uint64_t step, double lr)
+uint64_t tdm__train_schedule_round(const tdm__train_schedule *schedule, uint64_t step, double lr,
+                                   double period)
 {
     const tdm_job *job = schedule->job;
     uint64_t left = schedule->step_count > step ? schedule->step_count - step : 1;
     uint64_t count = (uint64_t)job->sync.period;
     if (!tdm_job_trains_apart(job)) return 1;
     if (tdm_job_is_local(job) && step < (uint64_t)job->sync.start_step) return 1;
-    if (tdm_job_is_local(job) && job->sync.adapt_lr > 0) {
+    if (tdm_job_adapts_to_divergence(job)) {
+        count = period >= 1 ? (uint64_t)period : 1;
+    } else if (tdm_job_adapts_period(job)) {
         double grown = lr > 0 ? floor((job->sync.adapt_lr / lr) * (job->sync.adapt_lr / lr))
                               : (double)job->sync.max_period;
         if (grown > (double)job->sync.max_period) grown = (double)job->sync.max_period;
         if (grown > (double)count) count = (uint64_t)grown;
     }
     return count < left ? count : left;
+}
+
+double tdm__train_schedule_period(const tdm__train_schedule *schedule, uint64_t step,
+                                  uint64_t steps, double period, double divergence)
+{
+    const tdm_job *job = schedule->job;
+    double target = job->sync.adapt_divergence, factor = 2;
+    bool is_whole = step >= (uint64_t)job->sync.start_step && (double)steps >= floor(period);
+    if (!tdm_job_adapts_to_divergence(job) || !is_whole) return period;
+    if (divergence > 0) factor = target / divergence;
+    if (factor > 2) factor = 2;
+    if (factor < 0.5) factor = 0.5;
+    period *= factor;
+    if (period > (double)job->sync.max_period) period = (double)job->sync.max_period;
+    return period < 1 ? 1 : period;
 }
 
 /* Whether a multiple of `every` (0: never) is in (before, now]. */

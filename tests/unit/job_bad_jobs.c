@@ -398,6 +398,19 @@ const bad_job bad_jobs[] = {
      "'3'\n"
      "job.yaml:3:9: 'optim.ema' averages the weights after every step, but with 'sync.kind: local' "
      "and 'gossip' the model changes once per period; remove 'optim.ema'\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: local, adapt_divergence: .1, adapt_lr: .1, replicas: 1}\n"),
+     NO_SET,
+     "job.yaml:2:21: the period can follow 'sync.adapt_divergence' or 'sync.adapt_lr', not both; "
+     "remove one\n"
+     "job.yaml:2:21: 'sync.adapt_divergence' needs at least two replicas; increase "
+     "'sync.replicas'\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: local, adapt_divergence: .1}\n"
+         "compress: {quantise: int8}\n"),
+     NO_SET,
+     "job.yaml:2:21: 'sync.adapt_divergence' compares the replicas with their mean, which 'compress' "
+     "changes; remove one of the two\n"},
+    {JOB("data: {train: x.csv}\nsync: {kind: local, adapt_divergence: 2}\n"), NO_SET,
+     "job.yaml:2:39: 'sync.adapt_divergence' expects a number from 0 to 1, got '2'\n"},
     {JOB("data: {train: x.csv}\nsync: {kind: gossip, replicas: 1}\nparallel: {zero: 1}\n"), NO_SET,
      "job.yaml:2:8: 'sync.kind: gossip' has no state in common that hosts could shard: each replica "
      "has its own; set 'parallel.zero' to 0\n"
@@ -480,7 +493,7 @@ const bad_job bad_jobs[] = {
      "job.yaml:2:35: 'sync.staleness' is the bound of 'sync.kind: server' with 'sync.mode: stale'; "
      "set these two, or remove this key\n"},
     {JOB("data: {train: x.csv}\nsync: {kind: local, adapt_lr: 1, max_period: 4}\n"), NO_SET,
-     "job.yaml:2:34: 'sync.max_period' is less than 'sync.period', the minimum; increase it\n"},
+     "job.yaml:2:34: 'sync.max_period' is less than 'sync.period'; increase it\n"},
     {JOB("data: {train: x.csv}\ncompress: {sparsify: threshold, threshold: 1e-40}\n"), NO_SET,
      "job.yaml:2:44: 'compress.threshold' expects a number from 1e-37 to 1e+38, got '1e-40'\n"},
     {JOB("data: {train: x.csv}\nsync: {kind: server, mode: stale}\noptim: {kind: lamb}\n"), NO_SET,

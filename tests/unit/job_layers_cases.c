@@ -239,7 +239,7 @@ static void test_keys_without_effect(void)
          "no effect unless 'sync.outer' is sgd or nesterov"},
         {SMALLEST "sync: {kind: local, outer: sgd, outer_lr: 0.5}\n", NULL, NULL},
         {SMALLEST "sync: {kind: local, max_period: 9}\n", NULL,
-         "no effect unless 'sync.adapt_lr' is above 0"},
+         "no effect unless 'sync.adapt_lr' or 'sync.adapt_divergence' is above 0"},
         {SMALLEST "sync: {kind: server, mode: stale, staleness: 2}\n", NULL, NULL},
         {SMALLEST "compress: {ratio: 0.5}\n", NULL,
          "no effect unless 'compress.sparsify', 'compress.quantise' or 'compress.rank' is set"},

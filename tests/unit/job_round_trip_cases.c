@@ -242,6 +242,8 @@ static void random_replicas(tdm_job *job)
     if (job->sync.order == TDM_JOB_ORDER_RECORDED && !job->sync.order_from)
         job->sync.order = TDM_JOB_ORDER_VIRTUAL;
     if (!async || job->sync.mode != TDM_JOB_SERVER_STALE) job->sync.staleness = 4;
+    if (compresses || job->sync.adapt_lr > 0 || job->sync.replicas > 0)
+        job->sync.adapt_divergence = 0;
     if (job->sync.max_period < job->sync.period) job->sync.max_period = job->sync.period;
     if (!async && !compresses && !local) return;
     job->parallel.zero %= gossip ? 1 : 2;
