@@ -51,6 +51,8 @@ job gpt-bf16 16 "$text" "model: {$gpt, context: 64}" 'compute: {precision: bf16}
 # Replicas that keep state: local steps, and each kind of compression. 16 lanes for 8 replicas, or one each.
 job local-mlp 24 "$images" 'model: {hidden: [64, 48], dropout: 0.1}' 'parallel: {lanes: 8}' \
     'optim: {kind: lamb, lr: 0.01, clip_norm: 0.5}' 'sync: {kind: local, replicas: 8, period: 3, outer: nesterov}'
+job local-adapt 24 "$images" 'model: {hidden: [64, 48], dropout: 0.1}' 'parallel: {lanes: 8}' 'optim: {kind: adamw}' \
+    'sync: {kind: local, replicas: 8, period: 2, adapt_divergence: 0.02, outer: nesterov}'
 job local-cnn 48 "$images" "$network" 'parallel: {lanes: 16}' 'optim: {kind: adamw}' \
     'sync: {kind: local, replicas: 8, period: 4, start_step: 6}' 'compress: {quantise: int8}'
 job topk 24 "$images" 'model: {hidden: [64, 48], dropout: 0.1}' 'parallel: {lanes: 8}' 'sync: {replicas: 8}' \
@@ -97,7 +99,7 @@ TABLE
 
 factors_of_replicas() {
     cat <<'TABLE'
-job local-mlp local-cnn topk dgc sign randomk power power-gpt power-local
+job local-mlp local-adapt local-cnn topk dgc sign randomk power power-gpt power-local
 world shm tcp mpi hosts hosts-mpi
 ranks 2 3 4 8
 zero 0 1
@@ -246,7 +248,7 @@ result_of() {
     local run
     hash_in "$1"
     run=$(json_value run <<<"$1")
-    grep -oE '"(step|loss|grad_norm|consensus_distance|test_loss|test_accuracy)":[^,}]*' "$run/metrics.jsonl"
+    grep -oE '"(step|loss|grad_norm|consensus_distance|period|divergence|test_loss|test_accuracy)":[^,}]*' "$run/metrics.jsonl"
     rm -rf "$run"
 }
 
