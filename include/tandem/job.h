@@ -59,8 +59,19 @@ typedef enum tdm_job_model {
     TDM_JOB_MODEL_RESNET,
     TDM_JOB_MODEL_GPT,
     TDM_JOB_MODEL_LIBRARY,
-    TDM_JOB_MODEL_LAYERS
+    TDM_JOB_MODEL_LAYERS,
+    TDM_JOB_MODEL_LR,
+    TDM_JOB_MODEL_FM,
+    TDM_JOB_MODEL_WIDE_DEEP,
+    TDM_JOB_MODEL_DLRM
 } tdm_job_model;
+/* In the order of tdm_table_optim, whose values are part of checkpoints. */
+typedef enum tdm_job_table_optim {
+    TDM_JOB_TABLE_SGD,
+    TDM_JOB_TABLE_ADAGRAD,
+    TDM_JOB_TABLE_FTRL,
+    TDM_JOB_TABLE_ADAM
+} tdm_job_table_optim;
 typedef enum tdm_job_depth { TDM_JOB_DEPTH_18, TDM_JOB_DEPTH_34, TDM_JOB_DEPTH_50 } tdm_job_depth;
 typedef enum tdm_job_stem { TDM_JOB_STEM_CIFAR, TDM_JOB_STEM_IMAGENET } tdm_job_stem;
 typedef enum tdm_job_preset {
@@ -300,7 +311,8 @@ typedef struct tdm_job {
         int depth; /* tdm_job_depth */
         int stem;  /* tdm_job_stem */
         tdm_job_int_list hidden;
-        int activation; /* tdm_job_activation */
+        tdm_job_int_list bottom; /* dlrm: widths of the layers below the interactions */
+        int activation;          /* tdm_job_activation */
         double dropout;
         int preset;                  /* tdm_job_preset: defaults of the next five keys */
         int64_t layers;              /* gpt: blocks */
@@ -372,6 +384,17 @@ typedef struct tdm_job {
         double threshold;
         int64_t cooldown;
     } schedule;
+    struct {
+        int64_t dim;         /* numbers of an embedding */
+        int optim;           /* tdm_job_table_optim */
+        double lr;           /* times the schedule, except for FTRL */
+        double l1, l2, beta; /* FTRL */
+        double weight_decay; /* the others */
+        double init_scale;   /* uniform in [-init_scale, init_scale) */
+        int64_t hash_bits;   /* of a key */
+        int64_t admission;   /* occurrences before a key gets a row */
+        int64_t limit;       /* bytes, of all workers together; 0: auto */
+    } table;
     struct {
         int64_t lanes;            /* 0: auto */
         int64_t zero;             /* 0 to 3 */

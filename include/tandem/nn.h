@@ -41,6 +41,8 @@ typedef struct tdm_model_options {
 #define TDM_MODEL_LOGITS "logits"
 #define TDM_MODEL_PROBABILITIES "probabilities"
 #define TDM_MODEL_LOSS "loss"
+/* Models of sparse samples, in training: the gradient of the input, an output of the same shape. */
+#define TDM_MODEL_INPUT_GRADIENT "d_x"
 /* Buffers of every model of features: raw features become (x - shift) * scale. */
 #define TDM_MODEL_SHIFT "input.shift"
 #define TDM_MODEL_SCALE "input.scale"

@@ -89,6 +89,21 @@ static void mark_parameter_grads(tdm_graph *graph, const tdm_value *grads)
     }
 }
 
+/* The gradient of the traced input becomes an output; a copy if it is a view of another value. */
+static void output_traced_grad(tdm_graph *graph, const tdm_value *grads)
+{
+    if (!graph->traced.id || graph->broken.status != TDM_OK) return;
+    tdm_graph_scope(graph, graph->traced_name);
+    tdm_value d = grads[graph->traced.id];
+    if (d.id == 0) {
+        tdm_op_attrs zero = {.shape = graph->values[graph->traced.id].shape};
+        d = tdm__graph_add_node(graph, TDM_OP_FILL, &zero, NULL, 0, NULL);
+    } else if (!can_be_placed(graph, d)) {
+        d = tdm__graph_add_node(graph, TDM_OP_COPY, &(tdm_op_attrs){0}, &d, 1, NULL);
+    }
+    tdm_graph_output(graph, graph->traced_name, d);
+}
+
 tdm_status tdm_graph_backward(tdm_graph *graph, tdm_value loss, tdm_error *err)
 {
     TDM_TRY(tdm_graph_check(graph, err));
@@ -107,6 +122,7 @@ tdm_status tdm_graph_backward(tdm_graph *graph, tdm_value loss, tdm_error *err)
     grads[loss.id] = tdm__graph_add_node(graph, TDM_OP_FILL, &(tdm_op_attrs){.scale = 1.0}, NULL, 0,
                                          NULL);
     walk_back(graph, forward_nodes, grads);
+    output_traced_grad(graph, grads);
     mark_parameter_grads(graph, grads);
     graph->in_backward = false;
     graph->scope = scope;

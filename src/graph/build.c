@@ -184,6 +184,19 @@ tdm_value tdm_graph_input(tdm_graph *graph, const char *name, tdm_dtype dtype, t
                                                                 .of_inputs = true})};
 }
 
+void tdm_graph_trace_input(tdm_graph *graph, tdm_value input, const char *name)
+{
+    if (!value_is_usable(graph, input, "trace")) return;
+    tdm__value *v = &graph->values[input.id];
+    graph->traced_name = tdm_arena_strdup(graph->arena, name);
+    if (!graph->traced_name) tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
+    if (v->role != TDM__ROLE_INPUT || v->dtype != TDM_DTYPE_F32 || graph->traced.id)
+        tdm__graph_break(graph, TDM_ERR_INVALID,
+                         "trace: it needs an input of type f32, and a graph traces one only");
+    v->needs_grad = true;
+    graph->traced = input;
+}
+
 /* The order of the block: trained parameters, statistics, buffers; each in the order of
  * creation. */
 static void lay_out_params(tdm_graph *graph)

@@ -20,6 +20,10 @@ void tdm_graph_round_again(tdm_graph *graph);
  */
 tdm_value tdm_graph_lane_sum(tdm_graph *graph, tdm_value x);
 
+/* Makes the gradient of an f32 input the output `name` of the graph, with the shape of the input. Call it before
+ * the first op that uses the input; one input for each graph. */
+void tdm_graph_trace_input(tdm_graph *graph, tdm_value input, const char *name);
+
 /* The value that tdm_graph_param, ..._statistic or ..._buffer returned for it. */
 tdm_value tdm_graph_param_value(const tdm_graph *graph, size_t index);
 

@@ -68,6 +68,8 @@ struct tdm_graph {
     uint32_t dropout_count;
     bool in_backward;
     bool has_backward;
+    tdm_value traced; /* the input whose gradient is an output; 0: none */
+    const char *traced_name;
     bool has_recompute;
     bool in_bf16;     /* inputs of products and convolutions are rounded to bf16 */
     bool round_again; /* parameters are rounded again in the backward pass */

@@ -108,6 +108,8 @@ bool tdm__job_group_has(const tdm__job_group *group, const tdm_job_key *key);
 #define TDM__EARLY_STOP_KEYS 3
 extern const tdm_job_key tdm__optim_keys[];
 extern const size_t tdm__optim_key_count;
+extern const tdm_job_key tdm__table_keys[]; /* keys_table.c */
+extern const size_t tdm__table_key_count;
 extern const tdm_job_key tdm__sync_keys[]; /* keys_sync.c */
 extern const size_t tdm__sync_key_count;
 extern const tdm_job_key tdm__elastic_keys[]; /* keys_elastic.c */

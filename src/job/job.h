@@ -29,6 +29,30 @@ bool tdm_job_is_live(const tdm_job *job);
 bool tdm_job_compresses(const tdm_job *job);
 bool tdm_job_factors(const tdm_job *job); /* by PowerSGD (compress.rank) */
 bool tdm_job_has_replicas(const tdm_job *job);
+/* Whether the job's model takes sparse samples, with a row of a table for each feature. */
+bool tdm_job_takes_sparse(const tdm_job *job);
+
+/*
+ * The input of a model of sparse samples: for each sample the sums of the rows of its features, [columns] numbers:
+ *
+ *   wide      1                the sum of value * weight                        lr, fm, wide_deep
+ *   sums      width            the sum of value * vector                        fm
+ *   squares   width            the sum of (value * vector)^2                    fm
+ *   numbers   number_count     the integers of the sample, as log(1 + n)        wide_deep, dlrm
+ *   fields    field_count * width   for each field the sum of value * vector    wide_deep, dlrm
+ *
+ * A row of the table is [weight][vector], without the weight for dlrm, and without the vector for lr.
+ */
+typedef struct tdm_job_columns {
+    int64_t row_width;                            /* numbers of a row of the table */
+    int64_t weight;                               /* of these, the weight: 1 or 0 */
+    int64_t dim;                                  /* of these, the vector */
+    int64_t wide, sums, squares, numbers, fields; /* first columns; -1: none */
+    int64_t number_count, field_count;
+    int64_t first_field; /* of the data; lower fields are numbers */
+    int64_t columns;
+} tdm_job_columns;
+tdm_job_columns tdm_job_columns_of(const tdm_job *job);
 /* The name of a tdm_job_layer_kind in a job, such as "conv". */
 const char *tdm_job_layer_name(int kind);
 /* Lists in `out` the keys that affect bits and differ: "train.batch: 32 here, 64 there". Returns how

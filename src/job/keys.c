@@ -1,6 +1,6 @@
 /*
  * keys.c: the table of all job keys. Some of its rows are in other files: the optimiser and its
- * schedule in keys_optim.c; synchronisation and compression in keys_sync.c; checkpoints, store and
+ * schedule in keys_optim.c; sparse tables in keys_table.c; synchronisation and compression in keys_sync.c; checkpoints, store and
  * elasticity in keys_elastic.c; layers in keys_layers.c.
  *
  * Parsing, checking, defaults, `tandem job keys` and docs/job-file.md are generated from these
@@ -31,6 +31,7 @@ static const tdm__job_group groups[] = {
     {"train", "The length of the run, the batch and the loss."},
     {"optim", "The optimiser."},
     {"schedule", "How the learning rate changes over the steps."},
+    {"table", "The sparse table of the models lr, fm, wide_deep and dlrm."},
     {"parallel", "How a step is divided among workers."},
     {"sync", "How workers combine their results: after each step, or after several local steps."},
     {"compress", "Compression of what replicas send to each other."},
@@ -52,6 +53,11 @@ static bool is_library(const tdm_job *job)
 static bool is_made_of_layers(const tdm_job *job)
 {
     return job->model.kind == TDM_JOB_MODEL_LAYERS;
+}
+
+static bool is_dlrm(const tdm_job *job)
+{
+    return job->model.kind == TDM_JOB_MODEL_DLRM;
 }
 
 static bool is_vendor(const tdm_job *job)
@@ -108,13 +114,15 @@ static const tdm_job_key first_keys[] = {
         .fallback = "mlp",
         .fallback_note = "mlp, or layers if 'layers' is given",
         .decides_bits = true,
-        .choices = "mlp | cnn | resnet | gpt | library | layers",
+        .choices = "mlp | cnn | resnet | gpt | library | layers | lr | fm | wide_deep | dlrm",
         .also_called = "type architecture",
         .help = "The architecture. mlp is a multi-layer perceptron for classification. cnn is a "
                 "small convolutional network for images; resnet is a residual network of depth "
                 "18, 34 or 50. gpt is the transformer of GPT-2, which predicts the next token of "
                 "a text. library is your own model, loaded from the shared object in "
-                "'model.library'. layers is the network listed in 'layers'.",
+                "'model.library'. layers is the network listed in 'layers'. lr (logistic "
+                "regression), fm (factorisation machine), wide_deep and dlrm predict one of two "
+                "classes from sparse samples, with a row of a table for each feature ('table').",
     },
     {
         KEY("model.hidden", INT_LIST, model.hidden),
@@ -125,6 +133,17 @@ static const tdm_job_key first_keys[] = {
         .also_called = "hidden_size hidden_sizes hidden_layers units",
         .help = "The widths of the hidden layers, from input to output. The empty list [] gives "
                 "a linear classifier.",
+    },
+    {
+        KEY("model.bottom", INT_LIST, model.bottom),
+        .fallback = "[64]",
+        BITS_IF(is_dlrm, "if 'model.kind' is dlrm"),
+        RANGE(1, 1048576),
+        .max_count = 64,
+        .also_called = "bottom_mlp arch_mlp_bot",
+        .help = "For dlrm: the widths of the hidden layers between the numbers of a sample and "
+                "their vector of 'table.dim' numbers. 'model.hidden' has those after the products "
+                "of the vectors.",
     },
     {
         KEY("model.channels", INT_LIST, model.channels),
@@ -313,7 +332,7 @@ static const tdm_job_key first_keys[] = {
         .choices = "auto | csv | idx | text | libsvm | criteo",
         .help = "The format of the data files. auto detects it from their first bytes; for token "
                 "models it is text, which is read character by character. libsvm and criteo have "
-                "sparse samples, which no model can use yet: they are available in C.",
+                "sparse samples, for the models lr, fm, wide_deep and dlrm; they must be named.",
     },
     {
         KEY("data.header", CHOICE, data.header),
@@ -712,8 +731,8 @@ static const tdm_job_key last_keys[] = {
 
 size_t tdm_job_key_count(void)
 {
-    return COUNT(first_keys) + tdm__optim_key_count + tdm__sync_key_count + tdm__elastic_key_count +
-           COUNT(last_keys);
+    return COUNT(first_keys) + tdm__optim_key_count + tdm__table_key_count + tdm__sync_key_count +
+           tdm__elastic_key_count + COUNT(last_keys);
 }
 
 const tdm_job_key *tdm_job_key_at(size_t index)
@@ -722,6 +741,8 @@ const tdm_job_key *tdm_job_key_at(size_t index)
     index -= COUNT(first_keys);
     if (index < tdm__optim_key_count) return &tdm__optim_keys[index];
     index -= tdm__optim_key_count;
+    if (index < tdm__table_key_count) return &tdm__table_keys[index];
+    index -= tdm__table_key_count;
     if (index < tdm__sync_key_count) return &tdm__sync_keys[index];
     index -= tdm__sync_key_count;
     if (index < tdm__elastic_key_count) return &tdm__elastic_keys[index];

@@ -14,8 +14,11 @@
 #include "job/internal.h"
 #include "job/job.h"
 
+enum { MAX_RULE_KEYS = 5 };
+
 typedef struct rule {
-    const char *keys[5]; /* that it reads; the problem is reported at the first that was given */
+    const char *keys
+        [MAX_RULE_KEYS]; /* that it reads; the problem is reported at the first that was given */
     bool (*is_broken)(const tdm_job *job);
     const char *message;
 } rule;
@@ -128,10 +131,55 @@ static bool tokens_without_text(const tdm_job *job)
            (job->data.format == TDM_JOB_FORMAT_CSV || job->data.format == TDM_JOB_FORMAT_IDX);
 }
 
-/* No model takes sparse samples. */
-static bool sparse_for_another(const tdm_job *job)
+static bool format_is_sparse(const tdm_job *job)
 {
     return job->data.format == TDM_JOB_FORMAT_LIBSVM || job->data.format == TDM_JOB_FORMAT_CRITEO;
+}
+
+static bool sparse_for_another(const tdm_job *job)
+{
+    return format_is_sparse(job) && !tdm_job_takes_sparse(job);
+}
+
+static bool sparse_model_of_others(const tdm_job *job)
+{
+    return tdm_job_takes_sparse(job) && !format_is_sparse(job);
+}
+
+static bool dlrm_without_fields(const tdm_job *job)
+{
+    return job->model.kind == TDM_JOB_MODEL_DLRM && job->data.format == TDM_JOB_FORMAT_LIBSVM;
+}
+
+static bool sparse_with_replicas(const tdm_job *job)
+{
+    return tdm_job_takes_sparse(job) && tdm_job_has_replicas(job);
+}
+
+static bool sparse_with_ema(const tdm_job *job)
+{
+    return tdm_job_takes_sparse(job) && job->optim.ema > 0;
+}
+
+static bool sparse_with_shape(const tdm_job *job)
+{
+    return tdm_job_takes_sparse(job) && job->data.shape.count > 0;
+}
+
+static bool sparse_with_normalise(const tdm_job *job)
+{
+    return tdm_job_takes_sparse(job) && job->data.normalise != TDM_JOB_NORMALISE_AUTO &&
+           job->data.normalise != TDM_JOB_NORMALISE_NONE;
+}
+
+static bool sparse_with_file(const tdm_job *job)
+{
+    return tdm_job_takes_sparse(job) && job->model.init_from;
+}
+
+static bool sparse_with_offload(const tdm_job *job)
+{
+    return tdm_job_takes_sparse(job) && job->parallel.offload;
 }
 
 static bool labels_of_text(const tdm_job *job)
@@ -658,9 +706,53 @@ static const rule rules[] = {
     {
         .keys = {"data.format", "model.kind"},
         .is_broken = sparse_for_another,
-        .message =
-            "the formats libsvm and criteo have sparse samples, which none of the models can "
-            "use: convert the file to CSV and set 'data.format' to csv",
+        .message = "the formats libsvm and criteo have sparse samples: set 'model.kind' to lr, fm, "
+                   "wide_deep or dlrm, or convert the file to CSV and set 'data.format' to csv",
+    },
+    {
+        .keys = {"model.kind", "data.format"},
+        .is_broken = sparse_model_of_others,
+        .message = "the models lr, fm, wide_deep and dlrm are trained on sparse samples: set "
+                   "'data.format' to libsvm or criteo",
+    },
+    {
+        .keys = {"model.kind", "data.format"},
+        .is_broken = dlrm_without_fields,
+        .message = "dlrm needs samples with several fields, but those of libsvm have one: choose "
+                   "fm or wide_deep, or set 'data.format' to criteo",
+    },
+    {
+        .keys = {"model.kind", "sync.kind", "compress.sparsify", "compress.quantise"},
+        .is_broken = sparse_with_replicas,
+        .message = "a sparse table is updated once in each step, so it cannot be used with "
+                   "replicas ('sync.kind: local', the modes async and stale of 'sync.kind: "
+                   "server', and 'compress'); remove these keys",
+    },
+    {
+        .keys = {"optim.ema", "model.kind"},
+        .is_broken = sparse_with_ema,
+        .message = "the rows of a sparse table have no moving average; remove 'optim.ema'",
+    },
+    {
+        .keys = {"data.shape", "model.kind"},
+        .is_broken = sparse_with_shape,
+        .message = "sparse samples have no shape; remove 'data.shape'",
+    },
+    {
+        .keys = {"data.normalise", "model.kind"},
+        .is_broken = sparse_with_normalise,
+        .message = "values of sparse samples are not normalised (integers of criteo become "
+                   "log(1 + n)); set 'data.normalise' to none",
+    },
+    {
+        .keys = {"model.init_from", "model.kind"},
+        .is_broken = sparse_with_file,
+        .message = "a file in 'model.init_from' has no rows for a sparse table; remove this key",
+    },
+    {
+        .keys = {"parallel.offload", "model.kind"},
+        .is_broken = sparse_with_offload,
+        .message = "the rows of a sparse table are kept in memory; remove 'parallel.offload'",
     },
     {
         .keys = {"data.train_labels", "data.test_labels", "model.kind", "layers"},
@@ -710,7 +802,7 @@ void tdm__rules_check(tdm__loader *loader)
         bool is_applicable = true;
         tdm__job_position place = {.file = loader->file};
         bool is_placed = false;
-        for (size_t k = 0; k < 4 && rules[i].keys[k]; k++) {
+        for (size_t k = 0; k < MAX_RULE_KEYS && rules[i].keys[k]; k++) {
             const tdm__job_slot *slot = &loader->slots[tdm__key_find(rules[i].keys[k])];
             is_applicable = is_applicable && slot->ok;
             if (slot->node && !is_placed) {
@@ -729,12 +821,13 @@ static const struct {
     const char *key;
     const char *kinds; /* of models that use it */
 } uses[] = {
-    {"model.hidden", "mlp cnn"},
+    {"model.hidden", "mlp cnn wide_deep dlrm"},
+    {"model.bottom", "dlrm"},
     {"model.channels", "cnn"},
     {"model.depth", "resnet"},
     {"model.stem", "resnet"},
-    {"model.activation", "mlp cnn"},
-    {"model.dropout", "mlp cnn gpt"},
+    {"model.activation", "mlp cnn wide_deep dlrm"},
+    {"model.dropout", "mlp cnn gpt wide_deep dlrm"},
     {"model.layers", "gpt"},
     {"model.width", "gpt"},
     {"model.heads", "gpt"},
@@ -826,8 +919,25 @@ static void warn_of_sync(tdm__loader *loader)
     }
 }
 
+/* Keys of 'table' that the model, or its method, does not use: the table of keys says which do. */
+static void warn_of_table(tdm__loader *loader)
+{
+    const tdm_job *job = loader->job;
+    for (size_t i = 0; i < tdm_job_key_count(); i++) {
+        const tdm_job_key *key = tdm_job_key_at(i);
+        if (strncmp(key->path, "table.", strlen("table.")) != 0) continue;
+        bool is_used = tdm_job_takes_sparse(job) && (!key->decides_when || key->decides_when(job));
+        if (is_used || !key_is_intended(loader, i, false)) continue;
+        tdm__problem_add(&loader->warnings, loader->slots[i].place, "'%s' has no effect unless %s",
+                         key->path,
+                         tdm_job_takes_sparse(job) ? key->decides_note + strlen("if ")
+                                                   : "the model has a sparse table");
+    }
+}
+
 void tdm__rules_warn(tdm__loader *loader)
 {
+    warn_of_table(loader);
     warn_of_weights(loader);
     warn_of_sync(loader);
     size_t kind_index = tdm__key_find("model.kind");

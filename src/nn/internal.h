@@ -15,7 +15,7 @@ typedef struct tdm_model_ops {
 } tdm_model_ops;
 
 extern const tdm_model_ops tdm__model_mlp, tdm__model_cnn, tdm__model_resnet, tdm__model_gpt,
-    tdm__model_layers;
+    tdm__model_layers, tdm__model_lr, tdm__model_fm, tdm__model_wide_deep, tdm__model_dlrm;
 
 /* By tdm_job_model; NULL for that of a library. */
 const tdm_model_ops *tdm__model_find(int kind);

@@ -105,6 +105,32 @@ static tdm_status build_for_features(tdm_graph *graph, const tdm_model_options *
     return finish_training(graph, o, logits, classes, o->loss_scale, err);
 }
 
+/* Models of sparse samples: their input is what a sparse table computes from the samples. */
+static tdm_status build_for_sparse(tdm_graph *graph, const tdm_model_options *o,
+                                   const tdm_model_ops *model, tdm_error *err)
+{
+    if (o->class_count != 2) {
+        tdm_graph_refuse(graph,
+                         "the model %s predicts one of two classes, but the data has %lld; keep "
+                         "the samples of two classes, or choose another model",
+                         model->name, (long long)o->class_count);
+        return tdm_graph_check(graph, err);
+    }
+    int64_t columns = tdm_job_columns_of(o->job).columns;
+    tdm_value x = tdm_graph_input(graph, TDM_MODEL_INPUT, TDM_DTYPE_F32,
+                                  tdm_shape_2(o->batch, columns));
+    if (o->training) tdm_graph_trace_input(graph, x, TDM_MODEL_INPUT_GRADIENT);
+    tdm_value logits = model->build(graph, o, x);
+    tdm_graph_output(graph, TDM_MODEL_LOGITS, logits);
+    if (!o->training) {
+        tdm_graph_output(graph, TDM_MODEL_PROBABILITIES, tdm_graph_softmax(graph, logits));
+        return tdm_graph_check(graph, err);
+    }
+    tdm_value classes = tdm_graph_input(graph, TDM_MODEL_CLASSES, TDM_DTYPE_I32,
+                                        tdm_shape_1(o->batch));
+    return finish_training(graph, o, logits, classes, o->loss_scale, err);
+}
+
 /* Everything except creating the graph, and opening and closing libraries. */
 static tdm_status build_into(tdm_graph *graph, const tdm_model_options *options,
                              const tdm_model_ops *model, tdm_error *err)
@@ -114,6 +140,7 @@ static tdm_status build_into(tdm_graph *graph, const tdm_model_options *options,
     if (options->job->parallel.zero == 3) tdm_graph_round_again(graph);
     bool takes_tokens = options->library ? options->library->takes_tokens
                                          : tdm_job_takes_tokens(options->job);
+    if (tdm_job_takes_sparse(options->job)) return build_for_sparse(graph, options, model, err);
     return takes_tokens ? build_for_tokens(graph, options, model, err)
                         : build_for_features(graph, options, model, err);
 }

@@ -5,7 +5,9 @@
 static const tdm_model_ops *const models[] = {
     [TDM_JOB_MODEL_MLP] = &tdm__model_mlp,       [TDM_JOB_MODEL_CNN] = &tdm__model_cnn,
     [TDM_JOB_MODEL_RESNET] = &tdm__model_resnet, [TDM_JOB_MODEL_GPT] = &tdm__model_gpt,
-    [TDM_JOB_MODEL_LAYERS] = &tdm__model_layers,
+    [TDM_JOB_MODEL_LAYERS] = &tdm__model_layers, [TDM_JOB_MODEL_LR] = &tdm__model_lr,
+    [TDM_JOB_MODEL_FM] = &tdm__model_fm,         [TDM_JOB_MODEL_WIDE_DEEP] = &tdm__model_wide_deep,
+    [TDM_JOB_MODEL_DLRM] = &tdm__model_dlrm,
 };
 
 const tdm_model_ops *tdm__model_find(int kind)

@@ -344,11 +344,37 @@ const bad_job bad_jobs[] = {
      "job.yaml:1:22: the format text is for models that predict the next token: set 'model.kind' "
      "to gpt, or start 'layers' with embedding, or set 'data.format' to csv or idx\n"},
     {JOB("data: {train: x, format: libsvm}\n"), NO_SET,
-     "job.yaml:1:18: the formats libsvm and criteo have sparse samples, which none of the models "
-     "can use: convert the file to CSV and set 'data.format' to csv\n"},
+     "job.yaml:1:18: the formats libsvm and criteo have sparse samples: set 'model.kind' to "
+     "lr, fm, wide_deep or dlrm, or convert the file to CSV and set 'data.format' to csv\n"},
     {JOB("data: {train: x, format: criteo}\nmodel: {kind: gpt}\n"), NO_SET,
-     "job.yaml:1:18: the formats libsvm and criteo have sparse samples, which none of the models "
-     "can use: convert the file to CSV and set 'data.format' to csv\n"},
+     "job.yaml:1:18: the formats libsvm and criteo have sparse samples: set 'model.kind' to "
+     "lr, fm, wide_deep or dlrm, or convert the file to CSV and set 'data.format' to csv\n"},
+    {JOB("data: {train: x.csv}\nmodel: {kind: lr}\n"), NO_SET,
+     "job.yaml:2:9: the models lr, fm, wide_deep and dlrm are trained on sparse samples: set "
+     "'data.format' to libsvm or criteo\n"},
+    {JOB("data: {train: x, format: libsvm}\nmodel: {kind: dlrm}\n"), NO_SET,
+     "job.yaml:2:9: dlrm needs samples with several fields, but those of libsvm have one: choose fm "
+     "or wide_deep, or set 'data.format' to criteo\n"},
+    {JOB("data: {train: x, format: libsvm}\nmodel: {kind: fm}\nsync: {kind: local}\n"), NO_SET,
+     "job.yaml:2:9: a sparse table is updated once in each step, so it cannot be used with replicas "
+     "('sync.kind: local', the modes async and stale of 'sync.kind: server', and 'compress'); "
+     "remove these keys\n"},
+    {JOB("data: {train: x, format: libsvm}\nmodel: {kind: fm}\noptim: {ema: 0.9}\n"), NO_SET,
+     "job.yaml:3:9: the rows of a sparse table have no moving average; remove 'optim.ema'\n"},
+    {JOB("data: {train: x, format: libsvm, shape: [2]}\nmodel: {kind: lr}\n"), NO_SET,
+     "job.yaml:1:34: sparse samples have no shape; remove 'data.shape'\n"},
+    {JOB("data: {train: x, format: libsvm, normalise: standard}\nmodel: {kind: lr}\n"), NO_SET,
+     "job.yaml:1:34: values of sparse samples are not normalised (integers of criteo become log(1 + "
+     "n)); set 'data.normalise' to none\n"},
+    {JOB("data: {train: x, format: libsvm}\nmodel: {kind: lr, init_from: y}\n"), NO_SET,
+     "job.yaml:2:19: a file in 'model.init_from' has no rows for a sparse table; remove this key\n"},
+    {JOB("data: {train: x, format: libsvm}\nmodel: {kind: lr}\nparallel: {offload: y}\n"), NO_SET,
+     "job.yaml:3:12: the rows of a sparse table are kept in memory; remove 'parallel.offload'\n"},
+    {JOB("data: {train: x, format: libsvm}\nmodel: {kind: lr}\ntable: {dim: 0, lr: 0, hash_bits: 64}\n"),
+     NO_SET,
+     "job.yaml:3:14: 'table.dim' expects a whole number from 1 to 1024, got '0'\n"
+     "job.yaml:3:21: 'table.lr' expects a number above 0, got '0'\n"
+     "job.yaml:3:35: 'table.hash_bits' expects a whole number from 1 to 63, got '64'\n"},
     {JOB("data: {train: x.csv, format: csv}\nmodel: {kind: gpt}\n"), NO_SET,
      "job.yaml:1:22: a token model (gpt, or layers that start with embedding) is trained on a "
      "text: set 'data.format' to text, or remove it\n"},

@@ -191,6 +191,29 @@ static void test_hash_of_threads(void)
 #undef LIST
 }
 
+/* Keys of a sparse table affect only the jobs whose model and method use them. */
+static void test_hash_of_tables(void)
+{
+#define LIST(...) ((const char *const[]){__VA_ARGS__, NULL})
+    static const char lr[] = "data: {train: x, format: criteo}\nmodel: {kind: lr}\n";
+    static const char fm[] = "data: {train: x, format: criteo}\nmodel: {kind: fm}\n";
+    static const char *const keys[] = {
+        "table.optim=adam",  "table.lr=2",  "table.weight_decay=1", "table.hash_bits=20",
+        "table.admission=2", "table.dim=3", "table.init_scale=2",   "table.l1=1"};
+    enum { FOR_ALL = 5, FOR_FM = 7, COUNT = 8 };
+    for (size_t i = 0; i < COUNT; i++) {
+        CHECK(same_hash(SMALLEST, LIST("seed=1"), LIST(keys[i])));
+        CHECK_INT(same_hash(lr, LIST("seed=1"), LIST(keys[i])), i >= FOR_ALL);
+        CHECK_INT(same_hash(fm, LIST("seed=1"), LIST(keys[i])), i >= FOR_FM);
+    }
+    const char *ftrl = "table.optim=ftrl";
+    CHECK(!same_hash(lr, LIST(ftrl), LIST(ftrl, "table.l1=1")));
+    CHECK(same_hash(lr, LIST(ftrl), LIST(ftrl, "table.weight_decay=1")));
+    CHECK(same_hash(lr, LIST("seed=1"), LIST("table.limit=1GiB")));
+    CHECK(same_hash(fm, LIST("seed=1"), LIST("model.bottom=[2]")));
+#undef LIST
+}
+
 static void test_diff(void)
 {
     tdm_job_document *here = parse_good(SMALLEST, NULL);
@@ -212,6 +235,7 @@ static const check_test job_hash_tests[] = {
     CHECK_TEST(test_hash),
     CHECK_TEST(test_hash_of_schedules),
     CHECK_TEST(test_hash_of_threads),
+    CHECK_TEST(test_hash_of_tables),
     CHECK_TEST(test_diff),
 };
 CHECK_SUITE(job_hash, job_hash_tests);

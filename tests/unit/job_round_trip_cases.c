@@ -260,6 +260,26 @@ static void random_replicas(tdm_job *job)
     if (job->optim.kind == TDM_JOB_OPTIM_LAMB) job->optim.kind = TDM_JOB_OPTIM_ADAM;
 }
 
+/* Applies the rules for models of sparse samples. */
+static void random_sparse(tdm_job *job)
+{
+    int kind = job->model.kind;
+    if (kind != TDM_JOB_MODEL_LR && kind != TDM_JOB_MODEL_FM && kind != TDM_JOB_MODEL_WIDE_DEEP &&
+        kind != TDM_JOB_MODEL_DLRM)
+        return;
+    job->data.format = TDM_JOB_FORMAT_CRITEO;
+    job->data.shape = (tdm_job_int_list){0};
+    job->data.normalise = TDM_JOB_NORMALISE_NONE;
+    job->model.init_from = NULL;
+    job->parallel.offload = NULL;
+    job->optim.ema = 0;
+    if (job->eval.weights == TDM_JOB_WEIGHTS_EMA) job->eval.weights = TDM_JOB_WEIGHTS_RAW;
+    job->sync.kind = TDM_JOB_SYNC_ALL_REDUCE;
+    job->compress.sparsify = TDM_JOB_SPARSIFY_NONE;
+    job->compress.quantise = TDM_JOB_QUANTISE_NONE;
+    job->compress.momentum = 0;
+}
+
 static tdm_job random_job(tdm_rng *rng, tdm_arena *arena)
 {
     tdm_job job = {0};
@@ -274,6 +294,7 @@ static tdm_job random_job(tdm_rng *rng, tdm_arena *arena)
     }
     if (job.data.test) job.data.test_fraction = 0;
     job.data.format = TDM_JOB_FORMAT_AUTO;
+    random_sparse(&job);
     if (!job.data.test || !job.data.train_labels) job.data.test_labels = NULL;
     if (job.data.train_labels && job.data.test && !job.data.test_labels)
         job.data.test_labels = "/labels";

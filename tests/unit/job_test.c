@@ -176,7 +176,7 @@ static void test_defaults(void)
     snprintf(
         expected, sizeof(expected),
         "name: job\nseed: 1\nstore: local\n"
-        "model:\n  kind: mlp\n  hidden: [128]\n  channels: [32, 64]\n"
+        "model:\n  kind: mlp\n  hidden: [128]\n  bottom: [64]\n  channels: [32, 64]\n"
         "  depth: 18\n  stem: cifar\n  activation: relu\n  dropout: 0\n"
         "  preset: none\n  layers: 4\n  width: 128\n  heads: 4\n  context: 256\n  vocabulary: auto\n"
         "data:\n  train: /jobs/x.csv\n  test_fraction: 0\n  shape: []\n  format: auto\n  header: auto\n"
@@ -191,6 +191,8 @@ static void test_defaults(void)
         "  milestones: []\n  peak_at: 0.3\n  start_divisor: 25\n  end_divisor: 10000\n"
         "  anneal: cosine\n  metric: test_loss\n  patience: 10\n  threshold: 0.0001\n"
         "  cooldown: 0\n"
+        "table:\n  dim: 16\n  optim: adagrad\n  lr: 0.05\n  l1: 0\n  l2: 0\n  beta: 1\n  weight_decay: 0\n"
+        "  init_scale: 0.01\n  hash_bits: 63\n  admission: 1\n  limit: auto\n"
         "parallel:\n  lanes: auto\n  zero: 0\n  balance: off\n  weights: []\n  reduce: tree\n"
         "  bucket: auto\n  overlap: true\n  sync_batchnorm: false\n"
         "sync:\n  kind: all_reduce\n  replicas: auto\n  period: 8\n  adapt_lr: 0\n"
@@ -227,7 +229,7 @@ static void test_all_keys(void)
     tdm_job_document *document = parse_good(
         "# every key, none at its default except where the others forbid it\n"
         "name: my.job-2\nseed: 9007199254740992\n"
-        "model: {kind: mlp, hidden: [1, 1048576], activation: sigmoid, dropout: .5,\n"
+        "model: {kind: mlp, hidden: [1, 1048576], bottom: [], activation: sigmoid, dropout: .5,\n"
         "        layers: 1, width: 6, heads: 3, context: 5, vocabulary: 7,\n"
         "        init_from: ../w.safetensors}\n"
         "data:\n  train: sub/a b.gz\n  train_labels: ./l\n  test: /abs/t\n  test_labels: m\n"
@@ -243,6 +245,8 @@ static void test_all_keys(void)
         "  every_steps: 5\n  milestones: [6, 7]\n  peak_at: .8\n  start_divisor: 9\n"
         "  end_divisor: 10\n  anneal: linear\n  metric: test_accuracy\n  patience: 11\n"
         "  threshold: 0.5\n  cooldown: 12\n"
+        "table: {dim: 2, optim: ftrl, lr: 3, l1: 4, l2: 5, beta: 6, weight_decay: 7, init_scale: 8,\n"
+        "    hash_bits: 9, admission: 10, limit: 1GiB}\n"
         "parallel: {lanes: 65536, zero: 3, offload: /off, balance: weights, weights: [2, 1],\n"
         "    reduce: ring, bucket: 1MiB, overlap: no, sync_batchnorm: yes}\n"
         "sync: {kind: server, mode: sync, replicas: 2, period: 3, adapt_lr: .5, max_period: 4,\n"
@@ -270,7 +274,7 @@ static void test_all_keys(void)
     check_shows(
         tdm_job_document_job(document),
         "name: my.job-2\nseed: 9007199254740992\nstore: etcd\n"
-        "model:\n  kind: mlp\n  hidden: [1, 1048576]\n  channels: [32, 64]\n"
+        "model:\n  kind: mlp\n  hidden: [1, 1048576]\n  bottom: []\n  channels: [32, 64]\n"
         "  depth: 18\n  stem: cifar\n  activation: sigmoid\n"
         "  dropout: 0.5\n  preset: none\n  layers: 1\n  width: 6\n  heads: 3\n"
         "  context: 5\n  vocabulary: 7\n  init_from: /jobs/../w.safetensors\n"
@@ -289,6 +293,8 @@ static void test_all_keys(void)
         "  every_steps: 5\n  milestones: [6, 7]\n  peak_at: 0.8\n  start_divisor: 9\n"
         "  end_divisor: 10\n  anneal: linear\n  metric: test_accuracy\n  patience: 11\n"
         "  threshold: 0.5\n  cooldown: 12\n"
+        "table:\n  dim: 2\n  optim: ftrl\n  lr: 3\n  l1: 4\n  l2: 5\n  beta: 6\n  weight_decay: 7\n"
+        "  init_scale: 8\n  hash_bits: 9\n  admission: 10\n  limit: 1073741824\n"
         "parallel:\n  lanes: 65536\n  zero: 3\n  offload: /off\n  balance: weights\n"
         "  weights: [2, 1]\n  reduce: ring\n  bucket: 1048576\n  overlap: false\n"
         "  sync_batchnorm: true\n"
