@@ -25,6 +25,12 @@ void tdm_dataset_move(tdm_dataset *dataset, const void *from, const void *to);
  * index. Windows of tokens are counted within their part. */
 int64_t tdm_dataset_number(const tdm_dataset *dataset, int64_t index);
 
+/* The entries of a sparse sample, in the order of the file; borrowed. Returns their number. */
+int64_t tdm_dataset_entries(const tdm_dataset *dataset, int64_t index, const uint64_t **keys,
+                            const float **values);
+/* The class of a sample; -1 in a set without labels. Not for tokens. */
+int32_t tdm_dataset_class(const tdm_dataset *dataset, int64_t index);
+
 /* The largest absolute value of any feature of any sample; 0 for an empty set. For tables only. */
 double tdm_dataset_largest(const tdm_dataset *dataset);
 

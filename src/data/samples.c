@@ -102,6 +102,22 @@ int64_t tdm_dataset_gather_sparse(const tdm_dataset *dataset, const int64_t *ind
     return used;
 }
 
+int64_t tdm_dataset_entries(const tdm_dataset *dataset, int64_t index, const uint64_t **keys,
+                            const float **values)
+{
+    assert(dataset->info.kind == TDM_DATA_KIND_SPARSE);
+    int64_t row = tdm__dataset_row(dataset, index), first = dataset->offsets[row];
+    *keys = dataset->keys + first;
+    *values = dataset->values + first;
+    return dataset->offsets[row + 1] - first;
+}
+
+int32_t tdm_dataset_class(const tdm_dataset *dataset, int64_t index)
+{
+    assert(dataset->info.kind != TDM_DATA_KIND_TOKENS);
+    return dataset->classes ? dataset->classes[tdm__dataset_row(dataset, index)] : -1;
+}
+
 int64_t tdm_dataset_number(const tdm_dataset *dataset, int64_t index)
 {
     if (dataset->info.kind == TDM_DATA_KIND_TOKENS) return index;

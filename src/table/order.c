@@ -130,8 +130,8 @@ void tdm_table_export_pending(const tdm_table_order *order, uint64_t first, uint
                               uint64_t *keys, uint32_t *occurrences)
 {
     for (uint64_t i = 0; i < count; i++) {
-        keys[i] = order->pending[first + i].key;
-        occurrences[i] = order->pending[first + i].value;
+        if (keys) keys[i] = order->pending[first + i].key;
+        if (occurrences) occurrences[i] = order->pending[first + i].value;
     }
 }
 

@@ -149,7 +149,7 @@ typedef struct tdm_table_rows {
 /* Copies the rows at [first, first + count) of the order. */
 void tdm_table_export(const tdm_table_order *order, uint64_t first, uint64_t count,
                       const tdm_table_rows *out);
-/* The same for pending keys, with the number of their occurrences. */
+/* The same for pending keys, with the number of their occurrences. One of the arrays may be NULL. */
 void tdm_table_export_pending(const tdm_table_order *order, uint64_t first, uint64_t count,
                               uint64_t *keys, uint32_t *occurrences);
 
