@@ -69,7 +69,7 @@ static tdm_status load_held_out_data(const tdm_model *model, test_data *out, tdm
     TDM_TRY(tdm_job_data_load(tdm_model_job(model), &out->job_data, err));
     const tdm_dataset_info *info = tdm_dataset_info_of(out->job_data.test);
     int64_t features = tdm_shape_elements(&content->sample_shape);
-    if (info->feature_count != features)
+    if (info->feature_count != features && info->kind != TDM_DATA_KIND_SPARSE)
         return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
                         "%s: the file has changed: it has %lld numbers per sample, but the model "
                         "expects %lld; give the test data with --data",

@@ -30,7 +30,8 @@ typedef struct prediction {
     const char *output;      /* NULL: stdout */
     tdm_file_writer *writer; /* NULL: stdout */
     ranked *ranks;           /* [top] */
-    float *features;         /* of one sample; tdm_dataset_gather needs a buffer for them */
+    float *features;         /* of one sample, like the next: a buffer for tdm_dataset_gather */
+    uint64_t *keys;          /* sparse samples only */
     int64_t correct;
     int64_t bad_count; /* samples with non-finite probabilities */
     int64_t first_bad;
@@ -147,6 +148,17 @@ static void rank_none(prediction *p, int64_t sample)
     if (p->bad_count++ == 0) p->first_bad = sample;
 }
 
+static int32_t truth_of(const prediction *p, int64_t sample)
+{
+    int32_t truth = -1;
+    int64_t offsets[2];
+    if (p->keys)
+        (void)tdm_dataset_gather_sparse(p->set, &sample, 1, offsets, p->keys, p->features, &truth);
+    else
+        tdm_dataset_gather(p->set, &sample, 1, p->features, &truth);
+    return truth;
+}
+
 static tdm_status predict_batch(prediction *p, int64_t first, int64_t count, tdm_error *err)
 {
     const float *probabilities;
@@ -159,7 +171,7 @@ static tdm_status predict_batch(prediction *p, int64_t first, int64_t count, tdm
             rank_classes(probabilities + i * V, V, p->top, p->ranks);
         else
             rank_none(p, sample);
-        if (p->has_truth) tdm_dataset_gather(p->set, &sample, 1, p->features, &truth);
+        if (p->has_truth) truth = truth_of(p, sample);
         p->correct += truth >= 0 && p->ranks[0].class_index == truth;
         const char *name = truth >= 0 ? p->content->class_names[truth] : NULL;
         if (p->json)
@@ -175,8 +187,11 @@ static tdm_status predict_all(prediction *p, tdm_error *err)
     const tdm_dataset_info *info = tdm_dataset_info_of(p->set);
     int64_t batch = tdm_predictor_batch(p->predictor);
     p->ranks = calloc((size_t)p->top, sizeof(*p->ranks));
-    p->features = calloc((size_t)info->feature_count, sizeof(*p->features));
-    if (!p->ranks || !p->features)
+    bool is_sparse = info->kind == TDM_DATA_KIND_SPARSE;
+    size_t features = (size_t)info->feature_count + 1;
+    p->features = calloc(features, sizeof(*p->features));
+    if (is_sparse) p->keys = calloc(features, sizeof(*p->keys));
+    if (!p->ranks || !p->features || (is_sparse && !p->keys))
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "predict: out of memory");
     if (p->output) TDM_TRY(tdm_file_writer_create(p->output, &p->writer, err));
     if (!p->json) add_csv_header(p);
@@ -195,6 +210,7 @@ static void prediction_release(prediction *p)
     if (p->writer) tdm_file_writer_abandon(p->writer);
     free(p->ranks);
     free(p->features);
+    free(p->keys);
     tdm_str_release(&p->text);
 }
 

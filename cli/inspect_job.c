@@ -146,6 +146,11 @@ static void add_memory(const job_view *v, tdm_str *out)
                  tdm_text_bytes(e->evaluation_bytes, one), (long long)v->job->eval.batch);
         memory_row(&table, "evaluation", (uint64_t)e->host_workers * e->evaluation_bytes, note);
     }
+    if (e->table_bytes > 0) {
+        snprintf(note, sizeof(note), "%s expected rows; batches and saves %s",
+                 tdm_text_count(e->table_rows, one), tdm_text_bytes(e->table_work_bytes, other));
+        memory_row(&table, "table", e->table_bytes + e->table_work_bytes, note);
+    }
     snprintf(note, sizeof(note), "%d x %s: training and test samples", e->host_workers,
              tdm_text_bytes(e->data_bytes, one));
     memory_row(&table, "data", (uint64_t)e->host_workers * e->data_bytes, note);
@@ -332,6 +337,11 @@ static void put_memory(const job_view *v, tdm_json_writer *w)
     tdm_json_put_uint(w, "unshared_bytes_per_worker", e->unshared_bytes);
     tdm_json_put_uint(w, "evaluation_bytes", e->evaluation_bytes);
     tdm_json_put_uint(w, "data_bytes", e->data_bytes);
+    if (e->table_bytes > 0) {
+        tdm_json_put_uint(w, "table_rows", e->table_rows);
+        tdm_json_put_uint(w, "table_bytes", e->table_bytes);
+        tdm_json_put_uint(w, "table_work_bytes", e->table_work_bytes);
+    }
     tdm_json_put_uint(w, "total_bytes", e->total_bytes);
     if (v->budget_bytes != UINT64_MAX) tdm_json_put_uint(w, "budget_bytes", v->budget_bytes);
     tdm_json_put_bool(w, "fits", e->total_bytes <= v->budget_bytes);

@@ -59,11 +59,12 @@ tdm_status cli_load_samples(const tdm_model *model, const char *path, const char
     int64_t features = tdm_shape_elements(&tdm_model_content(model)->sample_shape);
     tdm_data_options options = tdm_model_data_options(model);
     options.labels_path = labels;
-    options.feature_count = features;
+    options.feature_count = features; /* only tables use it */
     tdm_dataset *dataset;
     TDM_TRY(tdm_dataset_load(path, &options, &dataset, err));
     int64_t found = tdm_dataset_info_of(dataset)->feature_count;
-    if (found != features) {
+    bool is_sparse = tdm_dataset_info_of(dataset)->kind == TDM_DATA_KIND_SPARSE;
+    if (found != features && !is_sparse) {
         tdm_dataset_destroy(dataset);
         return tdm_fail(err, TDM_ERR_INVALID,
                         "%s: the file has %lld numbers per sample, but the model expects %lld",

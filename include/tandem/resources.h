@@ -71,7 +71,10 @@ typedef struct tdm_memory_estimate {
     uint64_t activation_bytes; /* of all workers of the host */
     uint64_t evaluation_bytes; /* for each worker */
     uint64_t data_bytes;       /* for each worker */
-    uint64_t file_bytes;       /* the part of optimiser_bytes that is in files; not in the total */
+    /* A sparse table: the expected number of rows, over all hosts, when all samples have been trained; the table; and
+     * the rows and gradients of a batch, and the order of the rows while they are saved. */
+    uint64_t table_rows, table_bytes, table_work_bytes;
+    uint64_t file_bytes; /* the part of optimiser_bytes that is in files; not in the total */
     uint64_t total_bytes;
     uint64_t forward_flops; /* of the largest lane, like the next two */
     uint64_t backward_flops;

@@ -141,6 +141,10 @@ static tdm_status bench_prepare(bench *b, tdm_error *err)
             err, TDM_ERR_UNSUPPORTED,
             "bench: replicas of this job train by themselves (sync.kind), so there is no "
             "common step to measure; add --set sync.kind=all_reduce");
+    if (tdm_job_takes_sparse(job))
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+                        "bench: models with a sparse table are not measured by this command; "
+                        "metrics.jsonl of a run has the samples per second");
     TDM_TRY(tdm__same_settings(b->options.comm, job, false, err));
     TDM_TRY(tdm_job_data_load(job, &b->data, err));
     const tdm_dataset_info *info = tdm_dataset_info_of(b->data.train);

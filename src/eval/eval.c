@@ -40,6 +40,8 @@ struct tdm_predictor {
     const float *probabilities;
     tdm_predictor_run_fn run; /* NULL: tdm_plan_run */
     void *run_user;
+    tdm_predictor_fill_fn fill; /* NULL: tdm_dataset_gather */
+    void *fill_user;
 };
 
 /* The results of batches. All fields are doubles, so that a record can be sent as an array; counts are exact. */
@@ -125,12 +127,21 @@ void tdm_predictor_run_by(tdm_predictor *predictor, tdm_predictor_run_fn run, vo
     predictor->run_user = user;
 }
 
+void tdm_predictor_fill_by(tdm_predictor *predictor, tdm_predictor_fill_fn fill, void *user)
+{
+    predictor->fill = fill;
+    predictor->fill_user = user;
+}
+
 static tdm_status run_batch(tdm_predictor *p, const tdm_dataset *dataset, int64_t first,
                             int64_t count, int32_t *classes, tdm_error *err)
 {
     assert(count >= 0 && count <= p->batch);
     for (int64_t i = 0; i < count; i++) p->indices[i] = first + i;
-    tdm_dataset_gather(dataset, p->indices, count, p->x, classes);
+    if (p->fill)
+        TDM_TRY(p->fill(p->fill_user, dataset, p->indices, count, p->x, classes, err));
+    else
+        tdm_dataset_gather(dataset, p->indices, count, p->x, classes);
     memset((char *)p->x + (size_t)count * p->x_bytes, 0, (size_t)(p->batch - count) * p->x_bytes);
     if (p->run) return p->run(p->run_user, true, err);
     tdm_plan_run(p->plan, &(tdm_step_key){0});
@@ -257,10 +268,12 @@ static tdm_status run_rounds(tdm_predictor *p, const tdm_dataset *dataset, int r
     int64_t batches = batch_count(p, dataset);
     for (int64_t round = 0; round < rounds; round++) {
         int64_t b = round * size + rank;
-        if (b < batches)
+        if (b < batches) {
             TDM_TRY(measure_batch(p, dataset, b, own, NULL, err));
-        else if (p->run)
-            TDM_TRY(p->run(p->run_user, false, err));
+            continue;
+        }
+        if (p->fill) TDM_TRY(p->fill(p->fill_user, dataset, p->indices, 0, p->x, NULL, err));
+        if (p->run) TDM_TRY(p->run(p->run_user, false, err));
     }
     return TDM_OK;
 }

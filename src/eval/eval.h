@@ -24,6 +24,16 @@ typedef tdm_status (*tdm_predictor_run_fn)(void *user, bool has_rows, tdm_error 
 tdm_plan *tdm_predictor_plan(tdm_predictor *predictor);
 void tdm_predictor_run_by(tdm_predictor *predictor, tdm_predictor_run_fn run, void *user);
 
+/*
+ * For models of sparse samples: writes the inputs of `count` samples to `x`, and their classes (NULL: not wanted), instead
+ * of tdm_dataset_gather. If tdm_evaluate_together is to be called with several ranks, each calls it in every round, with
+ * a count of 0 if it has no batch. Otherwise it must not fail.
+ */
+typedef tdm_status (*tdm_predictor_fill_fn)(void *user, const tdm_dataset *dataset,
+                                            const int64_t *indices, int64_t count, void *x,
+                                            int32_t *classes, tdm_error *err);
+void tdm_predictor_fill_by(tdm_predictor *predictor, tdm_predictor_fill_fn fill, void *user);
+
 /* Like tdm_evaluate, with the batches divided among all ranks of a world. All ranks get the same metrics,
  * with the same bits for any number of ranks. `comm` NULL: a single process. Collective. Fails with
  * TDM_ERR_NO_MEMORY, or with the error of a run or of the exchange of results. */

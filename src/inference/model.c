@@ -172,11 +172,22 @@ const tdm_checkpoint_content *tdm_model_content(const tdm_model *model)
     return tdm_checkpoint_content_of(model->checkpoint);
 }
 
+static tdm_status model_fill(void *user, const tdm_dataset *dataset, const int64_t *indices,
+                             int64_t count, void *x, int32_t *classes, tdm_error *err)
+{
+    const tdm_model *model = user;
+    (void)err;
+    tdm_sparse_read(model->state.sparse, dataset, indices, count, x, classes);
+    return TDM_OK;
+}
+
 tdm_status tdm_model_predictor(tdm_model *model, int64_t batch, tdm_predictor **out, tdm_error *err)
 {
     tdm_model_options options = model->options;
     options.batch = batch > 0 ? batch : tdm_model_eval_rows(&options);
-    return tdm_predictor_create(&options, model->state.params, out, err);
+    TDM_TRY(tdm_predictor_create(&options, model->state.params, out, err));
+    if (model->state.sparse) tdm_predictor_fill_by(*out, model_fill, model);
+    return TDM_OK;
 }
 
 tdm_status tdm_model_decoder(tdm_model *model, tdm_decoder **out, tdm_error *err)

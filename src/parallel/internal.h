@@ -60,6 +60,7 @@ typedef struct tdm__step_report {
     uint64_t tally;
     uint32_t request;
     uint32_t in_safe_range; /* all numbers of its parts are below 2^47 */
+    uint32_t is_taken;      /* no lane's input has a gradient beyond that; see tdm_lane_take_fn */
 } tdm__step_report;
 
 /* A complete sub-tree of lanes that a rank has summed. */
@@ -161,6 +162,7 @@ struct tdm_team {
     bool *has_loss;   /* by heap number */
     tdm__part *parts; /* of this rank */
     int part_count;
+    bool is_taken;             /* all calls of options.take returned true in this step */
     atomic_bool overflow_risk; /* a number of this step's parts is 2^47 or larger */
     tdm__common *common;
     tdm__buckets *buckets;

@@ -202,6 +202,11 @@ typedef struct tdm_team tdm_team;
 typedef void (*tdm_lane_fill_fn)(void *user, int64_t first, int64_t count, void *x,
                                  int32_t *classes);
 
+/* Gets the gradient of the input of rows [first, first + count), for models that output it (TDM_MODEL_INPUT_GRADIENT).
+ * Called for the lanes of a rank in their order, after each has run. False: it is not in the safe range, so the step
+ * counts as not finite. */
+typedef bool (*tdm_lane_take_fn)(void *user, int64_t first, int64_t count, const float *d_x);
+
 enum { TDM_TEAM_MAX_BATCHES = 2 };
 
 /* Compiled plans and activation memory, reusable by later teams of the same model: creating them takes much
@@ -221,6 +226,7 @@ typedef struct tdm_team_options {
     int64_t batches[TDM_TEAM_MAX_BATCHES]; /* batch sizes that will be used; 0: unused entry */
     uint64_t seed;
     tdm_lane_fill_fn fill;
+    tdm_lane_take_fn take; /* NULL: not wanted */
     void *user;
     /* of an earlier team, or empty; used by one team at a time. NULL: private */
     tdm_plan_cache *plan_cache;
@@ -379,6 +385,8 @@ typedef struct tdm_team_info {
     uint64_t flops_per_row; /* forward and backward */
 } tdm_team_info;
 tdm_team_info tdm_team_info_of(const tdm_team *team);
+/* The rows of a batch that this rank executes in the next step. */
+tdm_slice tdm_team_rows_of(const tdm_team *team, int64_t batch);
 
 /* Statistics of a rank, known on all ranks. Call between steps only. */
 typedef struct tdm_team_rank {

@@ -332,6 +332,11 @@ tdm_status tdm__lanes_pass(tdm_team *team, int count, bool last, tdm_error *err)
         team->losses[node] = (double)*(float *)tdm_plan_output(r->plan, TDM_MODEL_LOSS).data;
         team->has_loss[node] = true;
         double begin = tdm_clock_s();
+        if (team->options.take) {
+            const float *d_x = tdm_plan_output(r->plan, TDM_MODEL_INPUT_GRADIENT).data;
+            if (!team->options.take(team->options.user, r->rows.first, r->rows.count, d_x))
+                team->is_taken = false;
+        }
         if (team->visit) team->visit(team->visitor, r->lane, r->rows, team->losses[node], r->grads);
         if (!by_bucket) tdm__lane_add_all(team, r);
         team->lane_seconds += tdm_clock_s() - begin;
@@ -453,6 +458,7 @@ tdm_status tdm__team_run_lanes(tdm_team *team, tdm_error *err)
     for (int i = team->live ? tdm__live_buffers(team) : 0; i < team->buffer_count; i++)
         team->free_grads[team->free_count++] = team->grads + (size_t)i * team->block_extent;
     atomic_store(&team->overflow_risk, false);
+    team->is_taken = true;
     team->lane_seconds = 0;
     team->lanes_done = team->rows_done = team->payload_bytes = team->dense_bytes = 0;
     team->codec_seconds = 0;

@@ -43,7 +43,8 @@ static tdm_status step_exchange(tdm_team *team, tdm_error *err)
                              .codec_seconds = team->codec_seconds,
                              .change = tdm__replicas_change(team),
                              .tally = team->in.tally ? *team->in.tally : 0,
-                             .in_safe_range = !atomic_load(&team->overflow_risk)};
+                             .in_safe_range = !atomic_load(&team->overflow_risk),
+                             .is_taken = team->is_taken};
     mine.lanes = team->lanes_done;
     mine.rows = team->rows_done;
     team->update_seconds = team->wait_seconds = 0;
@@ -124,7 +125,9 @@ static tdm_status step_finish(tdm_team *team, tdm_step_result *out, tdm_error *e
     tdm__team_point(team, "reduce", 1);
 
     double begin = tdm_clock_s(), waited = team->wait_seconds;
+    bool is_taken = true;
     for (int i = 0; i < team->size; i++) {
+        is_taken = is_taken && team->notes[i].is_taken;
         out->requests |= team->notes[i].request;
         out->tally += team->notes[i].tally;
         out->payload_bytes += team->notes[i].payload_bytes;
@@ -139,7 +142,7 @@ static tdm_status step_finish(tdm_team *team, tdm_step_result *out, tdm_error *e
     if (!tdm__tree_loss(team, 1, &out->loss)) out->loss = (double)NAN;
     if (team->in.order) out->loss /= (double)team->in.inner_count;
     team->bad_element = SIZE_MAX;
-    out->finite = isfinite(out->loss);
+    out->finite = isfinite(out->loss) && is_taken;
     if (team->undo_log->is_derived)
         out->finite = out->finite && in_safe_range; /* of all replicas */
     else if (out->finite)
@@ -656,6 +659,14 @@ tdm_team_info tdm_team_info_of(const tdm_team *team)
         flops += tdm_graph_node_at(g->graph, n).flops;
     info.flops_per_row = flops / (uint64_t)g->rows;
     return info;
+}
+
+tdm_slice tdm_team_rows_of(const tdm_team *team, int64_t batch)
+{
+    int64_t first = team->first[team->place], last = team->first[team->place + 1] - 1;
+    tdm_slice a = tdm_lane_slice(batch, team->slice_count, first);
+    tdm_slice b = tdm_lane_slice(batch, team->slice_count, last);
+    return (tdm_slice){.first = a.first, .count = b.first + b.count - a.first};
 }
 
 void tdm_team_rank_of(const tdm_team *team, int rank, tdm_team_rank *out)

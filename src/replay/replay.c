@@ -63,6 +63,11 @@ static tdm_status check_step(const replayer *r, tdm_error *err)
 
 static tdm_status replay_make_team(replayer *r, tdm_error *err)
 {
+    if (tdm_job_takes_sparse(&r->job))
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+                        "%s: steps of a model with a sparse table cannot be replayed; resume the "
+                        "run from a checkpoint instead",
+                        r->options->run);
     if (tdm_job_trains_apart(&r->job) || tdm_job_is_async(&r->job))
         return tdm_fail(
             err, TDM_ERR_UNSUPPORTED,

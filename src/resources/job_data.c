@@ -1,6 +1,7 @@
 /*
  * job_data.c: loads the data sets of a job and checks that they match.
  */
+#include "job/job.h"
 #include "nn/nn.h"
 #include "resources/resources.h"
 
@@ -13,7 +14,9 @@ tdm_data_options tdm__job_data_options(const tdm_job *job, const char *labels_pa
         .header = job->data.header,
         .label = job->data.label,
         .delimiter = delimiter && delimiter[0] && !delimiter[1] ? delimiter[0] : '\t',
-        .kind = tdm_model_takes_tokens(job) ? TDM_DATA_KIND_TOKENS : TDM_DATA_KIND_TABLE,
+        .kind = tdm_job_takes_sparse(job)     ? TDM_DATA_KIND_SPARSE
+                : tdm_model_takes_tokens(job) ? TDM_DATA_KIND_TOKENS
+                                              : TDM_DATA_KIND_TABLE,
         .context = job->model.context,
     };
 }
@@ -47,7 +50,7 @@ static tdm_status train_data_check(const tdm_job *job, const tdm_dataset *set, t
 static tdm_status test_data_check(const tdm_dataset *train, const tdm_dataset *test, tdm_error *err)
 {
     const tdm_dataset_info *a = tdm_dataset_info_of(train), *b = tdm_dataset_info_of(test);
-    if (b->feature_count != a->feature_count)
+    if (b->feature_count != a->feature_count && a->kind != TDM_DATA_KIND_SPARSE)
         return tdm_fail(err, TDM_ERR_JOB_INVALID,
                         "%s: %lld numbers per sample, but the training data has %lld", b->path,
                         (long long)b->feature_count, (long long)a->feature_count);
@@ -111,6 +114,10 @@ tdm_status tdm_job_sample_shape(const tdm_job *job, const tdm_dataset *dataset, 
     const tdm_dataset_info *info = tdm_dataset_info_of(dataset);
     tdm_shape shape = info->sample_shape;
     char text[128];
+    if (tdm_job_takes_sparse(job)) {
+        *out = tdm_shape_1(tdm_job_columns_of(job).columns);
+        return TDM_OK;
+    }
     if (job->data.shape.count > 0) {
         shape.rank = (int)job->data.shape.count;
         for (int i = 0; i < shape.rank; i++) shape.dim[i] = job->data.shape.values[i];

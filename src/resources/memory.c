@@ -9,11 +9,13 @@
  * does fit. Changes that do not affect the result come first. If no single change is enough, one
  * combination is suggested, without unnecessary parts.
  */
+#include "job/job.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
 #include "os/os.h"
 #include "parallel/parallel.h"
 #include "resources/resources.h"
+#include "sparse/sparse.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -190,9 +192,23 @@ static uint64_t dataset_bytes(const tdm_dataset *set)
     const tdm_dataset_info *info = tdm_dataset_info_of(set);
     if (info->kind == TDM_DATA_KIND_TOKENS)
         return (uint64_t)info->token_count * tdm_dtype_bytes(info->storage);
+    if (info->kind == TDM_DATA_KIND_SPARSE)
+        return plus(times((uint64_t)info->entry_count, sizeof(uint64_t) + sizeof(float)),
+                    times((uint64_t)info->sample_count, sizeof(int64_t) + sizeof(int32_t)));
     uint64_t row = (uint64_t)info->feature_count * tdm_dtype_bytes(info->storage) +
                    (info->class_count > 0 ? sizeof(int32_t) : 0);
     return (uint64_t)info->sample_count * row;
+}
+
+/* Each rank has an equal share of the rows. */
+static void estimate_table(const tdm_job *job, const tdm_dataset *train, tdm_memory_estimate *e)
+{
+    if (!tdm_job_takes_sparse(job)) return;
+    tdm_sparse_memory m = tdm_sparse_predict(job, train, e->worker_count);
+    uint64_t ranks = (uint64_t)e->host_workers;
+    e->table_rows = m.row_count;
+    e->table_bytes = times(ranks, m.table_bytes);
+    e->table_work_bytes = times(ranks, m.work_bytes);
 }
 
 /* Every rank evaluates its share of the test set and has a copy of the data. */
@@ -201,13 +217,16 @@ static void estimate_add_up(tdm_memory_estimate *e)
     uint64_t each = plus(e->evaluation_bytes, e->data_bytes);
     const uint64_t parts[] = {e->parameter_bytes,  e->buffer_bytes,
                               e->gradient_bytes,   e->optimiser_bytes - e->file_bytes,
-                              e->activation_bytes, times((uint64_t)e->host_workers, each)};
+                              e->activation_bytes, times((uint64_t)e->host_workers, each),
+                              e->table_bytes,      e->table_work_bytes};
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
         e->total_bytes = plus(e->total_bytes, parts[i]);
     for (int zero = 0; zero < TDM_ZERO_STAGES; zero++) {
         tdm_memory_stage *s = &e->stages[zero];
+        uint64_t table = plus(e->table_bytes, e->table_work_bytes) / (uint64_t)e->host_workers;
         s->total_bytes = plus(plus(s->parameter_bytes, s->gradient_bytes),
                               plus(s->optimiser_bytes, plus(s->activation_bytes, each)));
+        s->total_bytes = plus(s->total_bytes, table);
     }
 }
 
@@ -234,6 +253,7 @@ tdm_status tdm_memory_estimate_of(const tdm_job *job, const tdm_job_data *data,
             estimate_evaluation(&model, tdm_dataset_info_of(data->test)->sample_count, &e, err));
     e.data_bytes = data->whole ? dataset_bytes(data->whole)
                                : plus(dataset_bytes(data->train), dataset_bytes(data->test));
+    estimate_table(job, data->train, &e);
     estimate_add_up(&e);
     *out = e;
     return TDM_OK;
@@ -515,6 +535,9 @@ static void estimate_describe(const tdm_memory_estimate *e, tdm_str *out)
     if (e->evaluation_bytes > 0)
         tdm_str_addf(out, ", evaluation %s",
                      tdm_text_bytes(times(ranks, e->evaluation_bytes), text));
+    if (e->table_bytes > 0)
+        tdm_str_addf(out, ", table %s",
+                     tdm_text_bytes(plus(e->table_bytes, e->table_work_bytes), text));
     tdm_str_addf(out, ", data %s", tdm_text_bytes(times(ranks, e->data_bytes), text));
 }
 

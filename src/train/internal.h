@@ -7,6 +7,7 @@
 #include "optim/optim.h"
 #include "parallel/parallel.h"
 #include "resources/resources.h"
+#include "sparse/sparse.h"
 
 #include <tandem/comm.h>
 #include <tandem/os.h>
@@ -76,13 +77,17 @@ typedef struct tdm__skips {
 #define TDM__WEIGHTS_NAME "sync.weights"
 #define TDM__PERIOD_NAME "sync.period"
 
-enum { TDM__BLOCK_NONE = -1 }; /* a small tensor that every rank has */
+enum {
+    TDM__BLOCK_NONE = -1,  /* a small tensor that every rank has */
+    TDM__BLOCK_TABLE = -2, /* a part of the sparse table; its shape is that of the last save */
+};
 
 /* A tensor of the state. */
 typedef struct tdm__state_item {
     tdm_named_tensor named; /* has data only if it is not in a block */
     int block;              /* of the parameter store */
-    size_t param;           /* index of the parameter in the graph; SIZE_MAX: none */
+    /* Index of the parameter in the graph; SIZE_MAX: none; or of the part of the table. */
+    size_t param;
     size_t first, elements; /* in the block */
 } tdm__state_item;
 
@@ -104,7 +109,8 @@ typedef struct tdm__state {
     size_t factor_elements; /* PowerSGD: behind the residual of each replica, all alike; 0: none */
     tdm_comm *comm;         /* NULL: a single process */
     tdm_params *store;
-    float *params; /* block of the store; only valid to read completely if it is not sharded */
+    tdm_sparse *sparse; /* NULL: the model has no sparse table */
+    float *params;      /* block of the store; only valid to read completely if it is not sharded */
     bool has_ema;
     float *statistics; /* on rank 0, to copy statistics beside the average; NULL: not needed */
     /* Progress of the metric, for reduce_on_plateau and for early stopping. */

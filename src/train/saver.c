@@ -140,7 +140,7 @@ static tdm_status saver_prepare(tdm__saver *s, tdm_error *err)
     tdm__state *state = s->state;
     s->arena = tdm_arena_create("saver");
     if (!s->arena) return tdm_fail_oom(err, "in training");
-    s->whole = state_is_whole(state);
+    s->whole = state_is_whole(state) && !state->sparse; /* rows are on all ranks */
     s->in_files = tdm_params_info_of(state->store).file_bytes > 0;
     TDM_TRY(saver_find_writers(s, err));
     TDM_TRY(tdm_state_chunks(state->tensors, state->tensor_count, s->arena, &s->chunks,

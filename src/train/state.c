@@ -33,7 +33,7 @@ static tdm_status state_add_item(tdm__state *s, const char *name, tdm_tensor vie
     if (!name) return tdm_fail_oom(err, "in training");
     tdm__state_item *item = &s->items[s->tensor_count++];
     *item = (tdm__state_item){.named = {name, view}, .block = block, .param = param};
-    if (block == TDM__BLOCK_NONE) return TDM_OK;
+    if (block < 0) return TDM_OK; /* not in the parameter store */
     item->first = tdm_graph_param_at(s->graph, param)->offset;
     item->elements = tdm_graph_param_at(s->graph, param)->elements;
     return TDM_OK;
@@ -108,6 +108,20 @@ static tdm_status state_add_small(tdm__state *s, const char *name, int64_t numbe
     return state_add_item(s, name, view, TDM__BLOCK_NONE, 0, err);
 }
 
+/* The tensors of the sparse table, without rows: tdm__state_sort_table sets their shapes. */
+static tdm_status state_add_table(tdm__state *s, const tdm_job *job, tdm_error *err)
+{
+    tdm_sparse_part parts[TDM_SPARSE_MAX_PARTS];
+    tdm_sparse *sparse = NULL;
+    if (!tdm_job_takes_sparse(job)) return TDM_OK;
+    TDM_TRY(tdm_sparse_create(job, NULL, &sparse, err));
+    int count = tdm_sparse_parts_of(sparse, parts);
+    tdm_sparse_destroy(sparse);
+    for (int i = 0; i < count; i++)
+        TDM_TRY(state_add_item(s, parts[i].name, parts[i].view, TDM__BLOCK_TABLE, (size_t)i, err));
+    return TDM_OK;
+}
+
 static int compare_items(const void *a, const void *b)
 {
     const tdm__state_item *x = a, *y = b;
@@ -118,7 +132,7 @@ static tdm_status state_add_items(tdm__state *s, const tdm_job *job, bool has_em
 {
     size_t params = tdm_graph_param_count(s->graph);
     size_t replica_arrays = (size_t)s->replica_count * (size_t)s->replica_arrays;
-    size_t max = params * (2 + TDM_OPTIM_MAX_STATES + replica_arrays) + 6;
+    size_t max = params * (2 + TDM_OPTIM_MAX_STATES + replica_arrays) + 6 + TDM_SPARSE_MAX_PARTS;
     s->items = tdm_arena_array(s->arena, max, sizeof(*s->items));
     s->tensors = tdm_arena_array(s->arena, max, sizeof(*s->tensors));
     if (!s->items || !s->tensors) return tdm_fail_oom(err, "in training");
@@ -135,6 +149,7 @@ static tdm_status state_add_items(tdm__state *s, const tdm_job *job, bool has_em
     if (s->weights)
         TDM_TRY(state_add_small(s, TDM__WEIGHTS_NAME, s->replica_count, s->weights, err));
     if (s->factor_elements > 0) state_add_factor(s);
+    TDM_TRY(state_add_table(s, job, err));
     qsort(s->items, s->tensor_count, sizeof(*s->items), compare_items);
     for (size_t i = 0; i < s->tensor_count; i++) s->tensors[i] = s->items[i].named;
     return TDM_OK;
@@ -270,12 +285,16 @@ tdm_status tdm__state_enter(tdm__state *s, const tdm_job *job, tdm_comm *comm,
                                   .is_gossip = s->is_gossip};
     TDM_TRY(tdm_params_create(&options, &s->store, err));
     s->params = tdm_params_block(s->store, TDM_BLOCK_PARAMS);
-    return TDM_OK;
+    if (!tdm_job_takes_sparse(job)) return TDM_OK;
+    tdm_status status = tdm_sparse_create(job, comm, &s->sparse, err);
+    return tdm_comm_agree(comm, status, NULL, err);
 }
 
 void tdm__state_leave(tdm__state *s)
 {
+    tdm_sparse_destroy(s->sparse);
     tdm_params_destroy(s->store);
+    s->sparse = NULL;
     s->store = NULL;
     s->params = NULL;
     s->comm = NULL;
@@ -302,6 +321,7 @@ tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, t
 
 void tdm__state_release(tdm__state *state)
 {
+    tdm_sparse_destroy(state->sparse);
     tdm_params_destroy(state->store);
     tdm_optimiser_destroy(state->optimiser);
     tdm_optimiser_destroy(state->inner);

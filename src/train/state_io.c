@@ -171,7 +171,7 @@ static tdm_status beginning_normalise(beginning *b, const tdm_job *job, const td
     const tdm_dataset_info *info = tdm_dataset_info_of(train);
     size_t F = (size_t)info->feature_count;
     int how = job->data.normalise;
-    if (how == TDM_JOB_NORMALISE_NONE || info->kind == TDM_DATA_KIND_TOKENS) return TDM_OK;
+    if (how == TDM_JOB_NORMALISE_NONE || info->kind != TDM_DATA_KIND_TABLE) return TDM_OK;
     float *scale = calloc(F + 1, sizeof(*scale));
     b->norms[1] = scale;
     if (!scale) return tdm_fail_oom(err, "for the normalisation");
@@ -263,6 +263,7 @@ tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dat
 typedef struct restoring {
     const tdm_named_tensor ***from; /* by block and parameter */
     const tdm_named_tensor *factor; /* NULL: none */
+    tdm_tensor table[TDM_SPARSE_MAX_PARTS];
     float *window;
 } restoring;
 
@@ -298,7 +299,7 @@ static bool tensor_is_optional(const char *name)
 static tdm_status restoring_prepare(tdm__state *s, const tdm_checkpoint *checkpoint, bool averaged,
                                     restoring *r, tdm_error *err)
 {
-    int blocks = tdm__state_blocks(s);
+    int blocks = tdm__state_blocks(s), parts = 0;
     r->from = calloc((size_t)blocks, sizeof(*r->from));
     if (!r->from) return tdm_fail_oom(err, "in training");
     for (int block = 0; block < blocks; block++) {
@@ -314,6 +315,10 @@ static tdm_status restoring_prepare(tdm__state *s, const tdm_checkpoint *checkpo
             return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
                             "the checkpoint has no tensor '%s', which this job's model needs",
                             item->named.name);
+        if (item->block == TDM__BLOCK_TABLE) { /* items are sorted by name, as the parts are */
+            r->table[parts++] = from->tensor;
+            continue;
+        }
         TDM_TRY(tensor_check_fits(from, &item->named.tensor, "the checkpoint", TDM_ERR_JOB_MISMATCH,
                                   err));
         if (item->block == TDM__BLOCK_NONE)
@@ -356,6 +361,7 @@ tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoin
                                     r.window, err);
     if (status == TDM_OK && state->factor_elements > 0)
         status = state_restore_factor(state, &r, err);
+    if (status == TDM_OK && state->sparse) status = tdm_sparse_load(state->sparse, r.table, err);
     if (status == TDM_OK) status = state_broadcast_small(state, err);
     if (status == TDM_OK) status = state_write_weights(state, err);
     free(r.window);
@@ -382,6 +388,26 @@ static void sink_push(sink *out, const void *bytes, size_t count)
                               : tdm_state_hasher_push(out->hasher, bytes, count, out->err);
 }
 
+static void sink_put(void *user, const void *bytes, size_t count)
+{
+    sink_push(user, bytes, count);
+}
+
+/* Sorts the rows of the sparse table, and gives its tensors their shapes. Collective. */
+static tdm_status state_sort_table(tdm__state *s, tdm_error *err)
+{
+    tdm_sparse_part parts[TDM_SPARSE_MAX_PARTS];
+    if (!s->sparse) return TDM_OK;
+    TDM_TRY(tdm_sparse_sort(s->sparse, err));
+    (void)tdm_sparse_parts_of(s->sparse, parts);
+    for (size_t i = 0; i < s->tensor_count; i++) {
+        if (s->items[i].block != TDM__BLOCK_TABLE) continue;
+        s->items[i].named.tensor = parts[s->items[i].param].view;
+        s->tensors[i] = s->items[i].named;
+    }
+    return TDM_OK;
+}
+
 /* Sends all tensors to rank 0, window by window. Collective; an error of the sink does not
  * end it. */
 static tdm_status state_push_tensors(tdm__state *s, sink *out, tdm_error *err)
@@ -392,6 +418,10 @@ static tdm_status state_push_tensors(tdm__state *s, sink *out, tdm_error *err)
         if (item->block == TDM__BLOCK_NONE) {
             if (mine)
                 sink_push(out, item->named.tensor.data, tdm_tensor_bytes(&item->named.tensor));
+            continue;
+        }
+        if (item->block == TDM__BLOCK_TABLE) {
+            TDM_TRY(tdm_sparse_send(s->sparse, (int)item->param, sink_put, out, err));
             continue;
         }
         if (tdm_params_is_whole(s->store, item->block)) {
@@ -444,6 +474,7 @@ static tdm_status state_write(tdm__state *s, const char *path, tdm_checkpoint_co
     content.tensors = s->tensors; /* sorted by name, as they are pushed */
     content.tensor_count = s->tensor_count;
     tdm_status status = tdm_params_settle(s->store, err);
+    if (status == TDM_OK) status = state_sort_table(s, err);
     if (status == TDM_OK) {
         if (mine) status = sink_open(s, path, &content, &out, err);
         status = tdm_comm_agree(s->comm, status, NULL, err);
@@ -456,6 +487,7 @@ static tdm_status state_write(tdm__state *s, const char *path, tdm_checkpoint_co
     tdm_checkpoint_writer_abandon(out.writer);
     tdm_state_hasher_destroy(out.hasher);
     free(out.window);
+    if (s->sparse) tdm_sparse_unsort(s->sparse);
     if (status != TDM_OK || tdm__size_of(s->comm) == 1) return status;
     return tdm_group_broadcast(tdm_comm_world(s->comm), hash, TDM_SHA256_HEX, TDM_DTYPE_U8, 0, err);
 }

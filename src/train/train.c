@@ -130,6 +130,11 @@ static tdm_status nonfinite_explain(tdm__trainer *t, tdm_bad_number *bad, tdm_st
                      (unsigned long long)(t->position.step + t->round_steps));
         return TDM_OK;
     }
+    if (t->state.sparse) {
+        *bad = (tdm_bad_number){.kind = TDM_BAD_NOWHERE};
+        tdm_str_add(out, "with a sparse table, the sample and the op are not searched for");
+        return TDM_OK;
+    }
     TDM_TRY(tdm_team_replay(t->team, bad, err));
     int64_t index = tdm__train_schedule_sample(&t->schedule, &t->position, bad->first_row);
     tdm__bad_number_text(bad, t->schedule.data.train, index, out);
@@ -168,8 +173,9 @@ static tdm_status nonfinite_stop(tdm__trainer *t, const tdm_step_result *result,
     tdm_fail(err, TDM_ERR_DIVERGED, "step %llu: %s: %s; %s; %s",
              (unsigned long long)t->position.step + 1, nonfinite_describe(t, result, &bad),
              tdm_str_text(&why), tdm__last_good(t),
-             t->state.inner || t->order ? "try a smaller optim.lr or optim.clip_norm"
-                                        : tdm__bad_number_advice(&bad, t->job));
+             t->state.sparse              ? "try a smaller table.lr or optim.lr"
+             : t->state.inner || t->order ? "try a smaller optim.lr or optim.clip_norm"
+                                          : tdm__bad_number_advice(&bad, t->job));
     tdm_str_release(&why);
     return tdm_comm_agree(t->comm, TDM_ERR_DIVERGED, NULL, err); /* all ranks end here */
 }
@@ -398,7 +404,10 @@ tdm_status tdm__one_step(tdm__trainer *t, unsigned request, unsigned *requests, 
                          .live = is_live ? &t->live : NULL};
     tdm_step_result result;
     t->ledger.tally = 0;
+    TDM_TRY(tdm__sparse_pull(t, batch, err));
     TDM_TRY(tdm_team_step(t->team, &in, &result, err));
+    if (t->state.sparse && result.finite)
+        TDM_TRY(tdm_sparse_push(t->state.sparse, lr / t->job->optim.lr, t->position.step + 1, err));
     t->clock.step_seconds += tdm_clock_s() - begin;
     if (is_live) t->round_steps = steps = t->live.count;
     if (!result.finite) TDM_TRY(on_nonfinite_step(t, &result, err));

@@ -38,12 +38,36 @@ static void batch_fill(void *user, int64_t first, int64_t count, void *x, int32_
 {
     tdm__trainer *t = user;
     int64_t *indices = t->indices;
+    if (t->state.sparse) { /* the samples are those of the last pull */
+        tdm_sparse_fill(t->state.sparse, first, count, x, classes);
+        return;
+    }
     for (int64_t i = 0; i < count; i++) {
         indices[i] = tdm__train_schedule_sample(&t->schedule, &t->batch_at, first + i);
         if (t->job->checkpoint.ledger)
             t->ledger.tally += tdm__ledger_mix(t->batch_at.epoch, (uint64_t)indices[i]);
     }
     tdm_dataset_gather(t->schedule.data.train, indices, count, x, classes);
+}
+
+/* Gets the rows of the sparse table that this rank's lanes need in the next step. */
+tdm_status tdm__sparse_pull(tdm__trainer *t, int64_t batch, tdm_error *err)
+{
+    tdm_slice rows = tdm_team_rows_of(t->team, batch);
+    if (!t->state.sparse) return TDM_OK;
+    for (int64_t i = 0; i < rows.count; i++) {
+        t->indices[i] = tdm__train_schedule_sample(&t->schedule, &t->batch_at, rows.first + i);
+        if (t->job->checkpoint.ledger)
+            t->ledger.tally += tdm__ledger_mix(t->batch_at.epoch, (uint64_t)t->indices[i]);
+    }
+    return tdm_sparse_pull(t->state.sparse, t->schedule.data.train, t->indices, rows.count,
+                           rows.first, err);
+}
+
+static bool batch_take(void *user, int64_t first, int64_t count, const float *d_x)
+{
+    tdm__trainer *t = user;
+    return tdm_sparse_take(t->state.sparse, first, count, d_x);
 }
 
 tdm_status tdm__make_team(tdm__trainer *t, tdm_error *err)
@@ -60,11 +84,12 @@ tdm_status tdm__make_team(tdm__trainer *t, tdm_error *err)
                           .batches = {t->schedule.full_batch, tail},
                           .seed = (uint64_t)job->seed,
                           .fill = batch_fill,
+                          .take = t->state.sparse ? batch_take : NULL,
                           .user = t,
                           .plan_cache = t->plan_cache};
-    if (!t->indices)
-        t->indices = tdm_arena_array(t->arena, (size_t)(t->schedule.full_batch / lanes + 1),
-                                     sizeof(*t->indices));
+    /* Of a lane; with a sparse table, of all lanes of a rank. */
+    int64_t samples = t->schedule.full_batch / (t->state.sparse ? 1 : lanes) + 1;
+    if (!t->indices) t->indices = tdm_arena_array(t->arena, (size_t)samples, sizeof(*t->indices));
     if (!t->indices) return tdm_fail_oom(err, "in training");
     tdm_status status = tdm_team_create(&o, &t->team, err);
     /* Errors in the job occur on all ranks, which end together. */
@@ -74,6 +99,16 @@ tdm_status tdm__make_team(tdm__trainer *t, tdm_error *err)
     TDM_TRY(tdm__watch_init(&t->watch, t->comm, t->team, t->arena, err));
     t->status.lane_count = lanes;
     t->status.parameter_count = tdm_graph_trained_elements(t->state.graph);
+    return TDM_OK;
+}
+
+/* The input of a batch of the test set. All ranks pull together; one without a batch has no samples. */
+static tdm_status predictor_fill(void *user, const tdm_dataset *dataset, const int64_t *indices,
+                                 int64_t count, void *x, int32_t *classes, tdm_error *err)
+{
+    tdm__trainer *t = user;
+    TDM_TRY(tdm_sparse_pull(t->state.sparse, dataset, indices, count, 0, err));
+    if (count > 0) tdm_sparse_fill(t->state.sparse, 0, count, x, classes);
     return TDM_OK;
 }
 
@@ -101,6 +136,7 @@ tdm_status tdm__make_predictor(tdm__trainer *t, tdm_error *err)
     int block = tdm__state_measured(&t->state, t->job);
     TDM_TRY(tdm_prefetch_create(t->state.store, block, &plan, 1, &t->prefetch, err));
     tdm_predictor_run_by(t->predictor, predictor_run, t);
+    if (t->state.sparse) tdm_predictor_fill_by(t->predictor, predictor_fill, t);
     return TDM_OK;
 }
 

@@ -363,6 +363,7 @@ static bool state_from_memory(tdm__trainer *t, const tdm_recovery *r)
     uint64_t done = r->step > updates ? r->step - updates : 0; /* since the snapshot */
     bool before = done > 0 && done <= (t->order ? r->update_count : 1) && m.after_done &&
                   r->finished;
+    if (t->state.sparse) return false; /* the rows ended with the ranks */
     if (!r->found || r->snapshot_order == 0 || (!same && !before)) return false;
     snapshot_load(t, &m);
     if (!before) return true;
@@ -549,7 +550,10 @@ static void say_going_back(const tdm__trainer *t, bool from_memory)
                  (unsigned long long)last, last - step == 1 ? "is" : "are");
     tdm__say(t, TDM_LOG_WARN,
              "epoch %u: no host has the %s in memory: training goes back to step %llu%s; %s",
-             (unsigned)t->session.epoch, from_memory ? "newest state" : "state",
+             (unsigned)t->session.epoch,
+             t->state.sparse ? "complete sparse table"
+             : from_memory   ? "newest state"
+                             : "state",
              (unsigned long long)step, from_memory ? ", which an earlier epoch left in memory" : "",
              again);
 }
@@ -557,7 +561,13 @@ static void say_going_back(const tdm__trainer *t, bool from_memory)
 static void say_recovery(const tdm__trainer *t, const tdm_recovery *r, bool from_memory,
                          double begin_s)
 {
-    if (from_memory && !r->is_old)
+    if (t->state.sparse && last_known_step(t) <= t->position.step)
+        tdm__say(t, TDM_LOG_INFO,
+                 "epoch %u: resumed after step %llu with %d rank%s, with the rows of the newest "
+                 "checkpoint",
+                 (unsigned)t->session.epoch, (unsigned long long)t->position.step,
+                 t->status.rank_count, t->status.rank_count == 1 ? "" : "s");
+    else if (from_memory && !r->is_old)
         tdm__say(t, TDM_LOG_INFO,
                  "epoch %u: resumed after step %llu with %d rank%s, from memory (%d pieces "
                  "recovered), %.0f ms after the epoch began",
@@ -628,6 +638,8 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
     tdm_recovery recovery;
     TDM_TRY(share_lineage(t, &lineage, err));
     TDM_TRY(tdm_params_recover(t->state.store, tdm_tree_lanes_of(t->job), lineage, &recovery, err));
+    if (t->state.sparse)
+        tdm_sparse_set_threads(t->state.sparse, tdm_model_threads(&t->schedule.model));
     TDM_TRY(tdm__make_team(t, err));
     TDM_TRY(tdm__make_predictor(t, err));
     TDM_TRY(tdm__make_saver(t, err));
@@ -724,8 +736,12 @@ static tdm_status epoch_train_step(tdm__trainer *t, unsigned request, unsigned *
     bool stops = (*requests & TDM_REQUEST_STOP) != 0;
     *done = is_at_end(t) || stops;
     if (*done) return run_finish(t, stops && !is_at_end(t), err);
+    if (!(*requests & TDM_REQUEST_REGROUP)) return TDM_OK;
+    /* The rows of a sparse table end with this world: the next one reads them from a checkpoint. */
+    if (t->state.sparse && !(t->saves.has_begun && t->saves.begun_step == t->position.step))
+        TDM_TRY(tdm__save_begin(t, err));
     /* Complete the checkpoint in progress: the next world does not take it over. */
-    return *requests & TDM_REQUEST_REGROUP ? tdm__save_finish(t, err) : TDM_OK;
+    return tdm__save_finish(t, err);
 }
 
 static tdm_status epoch_step(void *user, unsigned request, unsigned *requests, bool *done,

@@ -239,6 +239,9 @@ tdm_status tdm__begin_alone(tdm__trainer *t, tdm_error *err);
 /* Copies the properties of the data to the status. */
 void tdm__note_data(tdm__trainer *t);
 tdm_status tdm__make_team(tdm__trainer *t, tdm_error *err);
+/* Before a step: gets the rows of the sparse table that this rank needs for a batch at t->batch_at. Does nothing
+ * without a table. Collective. */
+tdm_status tdm__sparse_pull(tdm__trainer *t, int64_t batch, tdm_error *err);
 tdm_status tdm__make_predictor(tdm__trainer *t, tdm_error *err);
 /* Restores the newest valid checkpoint of the run at `path`. */
 tdm_status tdm__restore(tdm__trainer *t, const char *path, tdm_error *err);

@@ -88,6 +88,39 @@ is_stopped() {
 
 is_stopped_or_gone() { is_stopped "$1" || ! kill -0 "$1" 2>/dev/null; }
 
+# make_clicks COUNT FORMAT FILE: samples with features of any frequency, whose classes depend on some of them; in the
+# format libsvm, with empty samples, or criteo, with missing columns.
+make_clicks() {
+    awk -v n="$1" -v format="$2" 'BEGIN {
+        srand(11)
+        for (i = 0; i < n; i++) {
+            z = -1
+            line = ""
+            if (format == "libsvm") {
+                for (k = 1; k <= 120; k++)
+                    if (rand() < (i % 50 == 7 ? 0 : 4 / (k + 8))) {
+                        line = line sprintf(" %d:%.2f", k, k % 5 ? 1 : rand() * 4 - 2)
+                        z += k % 3 - 1
+                    }
+                line = (rand() < 1 / (1 + exp(-z)) ? "+1" : "-1") line
+            } else {
+                for (k = 1; k <= 13; k++) {
+                    number = rand() < 0.2 ? "" : int(exp(rand() * 7)) - 2
+                    line = line "\t" number
+                    if (k == 1 && number != "") z += log(number + 4) - 2
+                }
+                for (k = 1; k <= 26; k++) {
+                    category = int(40 * rand() ^ 3)
+                    line = line "\t" (rand() < 0.1 ? "" : sprintf("%x", category * 977))
+                    if (k < 6) z += category % 3 - 0.8
+                }
+                line = (rand() < 1 / (1 + exp(-z)) ? 1 : 0) line
+            }
+            print line
+        }
+    }' >"$3"
+}
+
 # make_images FILE: 8 x 8 images with a bright row, whose number is the class.
 make_images() {
     awk 'BEGIN { srand(3); for (n = 0; n < 96; n++) { c = n % 4; line = "";

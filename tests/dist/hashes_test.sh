@@ -22,6 +22,8 @@ what=${1:-pairs}
 
 make_images images.csv
 make_data 300 points.csv
+make_clicks 300 criteo clicks.tsv
+make_clicks 300 libsvm clicks.svm
 awk 'BEGIN { srand(5); for (i = 0; i < 400; i++)
     printf "%s ", substr("the cat sat on a mat and ate", 1 + int(rand() * 20), 3 + int(rand() * 5)) }' >text.txt
 
@@ -77,6 +79,15 @@ job gossip-cnn 48 "$images" "$network" 'parallel: {lanes: 16}' 'optim: {kind: ad
     'sync: {kind: gossip, replicas: 8, period: 1, graph: exponential}'
 job gossip-gpt 48 "$text" "model: {$gpt, context: 16, dropout: 0.1}" 'parallel: {lanes: 8}' \
     'sync: {kind: gossip, replicas: 8, period: 2, graph: torus}'
+# Sparse tables, with each method of their rows.
+clicks='data: {train: clicks.tsv, format: criteo, test_fraction: 0.1}'
+job lr 24 'data: {train: clicks.svm, format: libsvm, test_fraction: 0.1}' 'model: {kind: lr}' \
+    'parallel: {lanes: 8}' 'table: {optim: ftrl, l1: 0.01, l2: 0.1}'
+job fm 24 "$clicks" 'model: {kind: fm}' 'table: {dim: 4, lr: 0.001, optim: sgd, weight_decay: 0.01, hash_bits: 9}' \
+    'parallel: {lanes: 8}' 'optim: {kind: sgd, lr: 0.05}' 'schedule: {kind: cosine, warmup: 5}'
+job wide-deep 24 "$clicks" 'model: {kind: wide_deep, hidden: [32], dropout: 0.1}' 'parallel: {lanes: 8}' \
+    'table: {dim: 5, optim: adam, lr: 0.01, admission: 2}' 'optim: {clip_norm: 0.5}'
+job dlrm 24 "$clicks" 'model: {kind: dlrm, hidden: [32], bottom: [16]}' 'parallel: {lanes: 8}' 'table: {dim: 8}'
 
 job async 24 "$images" 'model: {hidden: [64, 48], dropout: 0.1}' 'optim: {kind: adamw, clip_norm: 0.5}' \
     'parallel: {lanes: 2}' 'sync: {kind: server, mode: async, replicas: 8, compensation: 0.04}'
@@ -122,6 +133,18 @@ overlap true false
 TABLE
 }
 
+factors_of_tables() {
+    cat <<'TABLE'
+job lr fm wide-deep dlrm
+world shm tcp ucx mpi hosts hosts-mpi
+ranks 2 3 4 8
+zero 0 3
+balance off weights feedback moved
+bucket auto
+overlap true
+TABLE
+}
+
 factors() {
     cat <<'TABLE'
 job mlp mlp-auto cnn cnn-sync cnn-bf16 gpt gpt-bf16
@@ -157,6 +180,7 @@ power hosts 3 0 off 16KB true
 async hosts 3 0 moved auto true
 async hosts 4 0 off auto true
 gossip-mlp hosts 3 0 off 16KB true
+wide-deep hosts 3 0 off auto true
 TABLE
 }
 
@@ -316,6 +340,7 @@ pairs)
     factors_of_replicas | awk -f "$here/pairs.awk"
     factors_of_gossip | awk -f "$here/pairs.awk"
     factors_of_order | awk -f "$here/pairs.awk"
+    factors_of_tables | awk -f "$here/pairs.awk"
     once_stuck
     ;;
 few) few ;;
@@ -324,6 +349,7 @@ all)
     factors_of_replicas | product
     factors_of_gossip | product
     factors_of_order | product
+    factors_of_tables | product
     ;;
 *) fail "there is nothing called '$what'; there are pairs, few and all" ;;
 esac | grep -E -- "${DIST_ONLY:-.}" >combinations

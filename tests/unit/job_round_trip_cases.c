@@ -275,8 +275,10 @@ static void random_sparse(tdm_job *job)
     job->optim.ema = 0;
     if (job->eval.weights == TDM_JOB_WEIGHTS_EMA) job->eval.weights = TDM_JOB_WEIGHTS_RAW;
     job->sync.kind = TDM_JOB_SYNC_ALL_REDUCE;
+    job->sync.staleness = 4;
     job->compress.sparsify = TDM_JOB_SPARSIFY_NONE;
     job->compress.quantise = TDM_JOB_QUANTISE_NONE;
+    job->compress.rank = 0;
     job->compress.momentum = 0;
 }
 
