@@ -72,11 +72,18 @@ void tdm__server_node_config(tdm__server_node *node, const tdm__server_config *c
     if (!tdm__server_node_is_valid(node, now_s) || !node_has_shards(node, config)) return;
     for (uint32_t s = 0; s < node->config.group.shards && !node->has_failed; s++)
         tdm__server_shard_adopt(&node->shards[s], &node->config.chains[s], now_s);
+    for (uint32_t s = 0; node->has_missed && s < node->config.group.shards; s++) {
+        tdm__server_shard *shard = &node->shards[s];
+        if (shard->is_member && shard->down.id != 0) tdm__server_down_begin(shard, now_s);
+        if (shard->is_member || shard->is_joining) tdm__server_up_miss(shard);
+    }
+    node->has_missed = false;
 }
 
 void tdm__server_node_message(tdm__server_node *node, uint64_t from, const tdm__server_message *m,
                               double now_s)
 {
+    if (!tdm__server_node_is_valid(node, now_s)) node->has_missed = true;
     if (!tdm__server_node_is_valid(node, now_s) || !node->shards ||
         m->shard >= node->config.group.shards)
         return;
@@ -89,7 +96,8 @@ void tdm__server_node_message(tdm__server_node *node, uint64_t from, const tdm__
     case TDM__SERVER_UPDATE:
     case TDM__SERVER_ACK:
     case TDM__SERVER_COPY:
-    case TDM__SERVER_COPIED: tdm__server_shard_neighbour(shard, from, m, now_s); break;
+    case TDM__SERVER_COPIED:
+    case TDM__SERVER_MISS: tdm__server_shard_neighbour(shard, from, m, now_s); break;
     default: break; /* for clients */
     }
 }

@@ -5,6 +5,7 @@
  *
  *      config          the configuration; changed by compare-and-swap only
  *      servers/ID      a server; on its lease
+ *      secret          a hash of the secret
  */
 #include "server/place.h"
 #include "base/base.h"
@@ -82,6 +83,37 @@ static tdm_status place_find_secret(const tdm_server_place *given, bool creates,
                     out->name);
 }
 
+/* The store has a hash of the secret, salted with the name, so that a process with another one ends at once. */
+static tdm_status place_check_secret(tdm__server_place *place, bool creates, tdm_arena *arena,
+                                     tdm_error *err)
+{
+    uint8_t raw[TDM_SHA256_BYTES];
+    char hash[TDM_SHA256_HEX], key[TDM__SERVER_KEY_BYTES];
+    tdm_kv_item item = {.value = NULL};
+    const char *salt = place->prefix;
+    if (tdm_hmac_sha256(place->secret, strlen(place->secret), salt, strlen(salt), raw) != TDM_OK)
+        return tdm_fail_oom(err, "for a hash");
+    tdm_hex(raw, sizeof(raw), hash);
+    (void)snprintf(key, sizeof(key), "tandem/%s+servers/secret", place->name);
+    if (creates) {
+        tdm_status status = tdm_kv_swap(place->kv, key, 0, hash, 0, NULL, err);
+        if (status != TDM_ERR_EXISTS) return status;
+    }
+    tdm_status status = tdm_kv_get(place->kv, key, arena, &item, err);
+    if (status == TDM_ERR_NOT_FOUND)
+        return tdm_fail(err, status,
+                        "the group of servers '%s' does not exist; start a server first",
+                        place->name);
+    if (status == TDM_OK && strcmp(item.value, hash) != 0)
+        return tdm_fail(
+            err, TDM_ERR_PEER_REFUSED,
+            "the secret of this process differs from that of the group of servers '%s': "
+            "set TANDEM_SECRET (or TANDEM_SECRET_FILE) to the secret with which its "
+            "first server was started",
+            place->name);
+    return status;
+}
+
 tdm_status tdm__server_place_open(const tdm_server_place *given, bool creates,
                                   tdm__server_place *out, tdm_error *err)
 {
@@ -100,6 +132,7 @@ tdm_status tdm__server_place_open(const tdm_server_place *given, bool creates,
     if (!arena) return tdm_fail_oom(err, "to find a group of servers");
     tdm_status status = place_open_store(given, creates, arena, out, err);
     if (status == TDM_OK) status = place_find_secret(given, creates, arena, out, err);
+    if (status == TDM_OK) status = place_check_secret(out, creates, arena, err);
     tdm_arena_destroy(arena);
     if (status != TDM_OK) tdm__server_place_close(out);
     return status;

@@ -162,6 +162,7 @@ static void *agent_run(void *user)
     bool is_over = false;
     agent_look *look = calloc(1, sizeof(*look));
     tdm_error err;
+    tdm__thread_raise_priority();
     while (look && !is_over) {
         double began_s = tdm_clock_s();
         tdm_status status = agent_step(p, look, &lease, began_s, &err);

@@ -135,6 +135,7 @@ typedef enum tdm__server_kind {
     TDM__SERVER_ACK,    /* successor to predecessor: everything up to `version` is committed */
     TDM__SERVER_COPY,   /* tail to joining server: part `request` of a copy; `flag`: the last one */
     TDM__SERVER_COPIED, /* its answer: part `request` is loaded */
+    TDM__SERVER_MISS,   /* successor to predecessor: an update was lost; it should begin again */
     TDM__SERVER_NAME,   /* first message of a connection: `client` is the id of the sender */
     TDM__SERVER_KINDS
 } tdm__server_kind;

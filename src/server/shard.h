@@ -46,6 +46,7 @@ typedef struct tdm__server_down {
 
 typedef struct tdm__server_up {
     uint64_t id, link; /* 0: none */
+    bool has_missed;   /* it waits for a new LINK */
     size_t next_part;
 } tdm__server_up;
 
@@ -82,6 +83,7 @@ struct tdm__server_node {
     tdm__server_config config; /* epoch 0: none yet */
     bool is_entered;           /* the configuration has the lease of this node */
     double valid_s;
+    bool has_missed; /* messages, while it was not valid */
     uint64_t link_count;
     tdm__server_shard *shards;
     bool has_failed;
@@ -109,6 +111,7 @@ void tdm__server_down_begin(tdm__server_shard *shard, double now_s);
 void tdm__server_down_clear(tdm__server_shard *shard);
 void tdm__server_down_flow(tdm__server_shard *shard);
 void tdm__server_down_tick(tdm__server_shard *shard, double now_s);
+void tdm__server_up_miss(tdm__server_shard *shard);
 void tdm__server_shard_neighbour(tdm__server_shard *shard, uint64_t from,
                                  const tdm__server_message *message, double now_s);
 

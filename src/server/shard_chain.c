@@ -150,7 +150,9 @@ static void down_message_of(tdm__server_shard *shard, const tdm__server_message 
 {
     tdm__server_down *down = &shard->down;
     down->heard_s = now_s;
-    if (m->kind == TDM__SERVER_LINKED) {
+    if (m->kind == TDM__SERVER_MISS) {
+        tdm__server_down_begin(shard, now_s);
+    } else if (m->kind == TDM__SERVER_LINKED) {
         down_linked(shard, m);
     } else if (m->kind == TDM__SERVER_ACK && down->state == TDM__SERVER_DOWN_FLOWING) {
         if (m->version > down->acked && m->version <= shard->applied) down->acked = m->version;
@@ -228,6 +230,17 @@ static void up_link(tdm__server_shard *shard, uint64_t from, const tdm__server_m
     if (shard->is_complete) up_answer(shard, TDM__SERVER_ACK, shard->committed, 0);
 }
 
+/* Messages of the predecessor were lost: it should begin again. */
+void tdm__server_up_miss(tdm__server_shard *shard)
+{
+    if (shard->up.id == 0 || shard->up.has_missed) return;
+    shard->up.has_missed = true;
+    tdm__server_send(shard, shard->up.id,
+                     (tdm__server_message){.kind = TDM__SERVER_MISS,
+                                           .epoch = shard->chain.epoch,
+                                           .link = shard->up.link});
+}
+
 static void up_update(tdm__server_shard *shard, const tdm__server_message *m, double now_s)
 {
     if (!shard->is_complete) return;
@@ -236,7 +249,10 @@ static void up_update(tdm__server_shard *shard, const tdm__server_message *m, do
         return;
     }
     if (m->version != shard->applied + 1) {
-        if (shard->node->options.mutation != TDM__SERVER_MUTATION_NO_RESEND) return;
+        if (shard->node->options.mutation != TDM__SERVER_MUTATION_NO_RESEND) {
+            tdm__server_up_miss(shard);
+            return;
+        }
         shard->applied = m->version - 1;
         tdm__server_log_clear(&shard->log, m->version);
     }
@@ -297,7 +313,7 @@ void tdm__server_shard_neighbour(tdm__server_shard *shard, uint64_t from,
     }
     if (m->epoch != shard->chain.epoch) return;
     bool is_down = m->kind == TDM__SERVER_LINKED || m->kind == TDM__SERVER_ACK ||
-                   m->kind == TDM__SERVER_COPIED;
+                   m->kind == TDM__SERVER_COPIED || m->kind == TDM__SERVER_MISS;
     if (is_down) {
         if (from == shard->down.id && m->link == shard->down.link && shard->is_member)
             down_message_of(shard, m, now_s);
