@@ -2,8 +2,7 @@
  * table.c: the rate of row updates of a sparse table.
  *
  * A batch of keys is pulled, then a gradient for each is pushed, as a worker of a sparse model does. Keys are
- * drawn from a Zipf distribution over `--keys` possible ones, with rejection inversion (Hörmann and Derflinger,
- * 1996), and mapped by a bijection so that frequent keys are not neighbours. They are drawn before the time is
+ * drawn from a Zipf distribution over `--keys` possible ones, and mapped by a bijection so that frequent keys are not neighbours. They are drawn before the time is
  * taken. A row update is one key of a batch that was pulled and pushed. The table grows while it is measured, as
  * in training; `--warm` updates come before.
  *
@@ -12,6 +11,7 @@
  */
 #include "table/table.h"
 #include "tensor/kernel.h"
+#include "zipf.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -46,41 +46,9 @@ static void *take(size_t bytes)
 
 /* ---- keys --------------------------------------------------------------------------------------- */
 
-typedef struct zipf {
-    double count, s, area_first, area_last, shift;
-} zipf;
-
-static double zipf_area(const zipf *z, double x)
+static uint64_t word_next(void *user)
 {
-    return z->s == 1 ? log(x) : (pow(x, 1 - z->s) - 1) / (1 - z->s);
-}
-
-static double zipf_area_inverse(const zipf *z, double area)
-{
-    return z->s == 1 ? exp(area) : pow(1 + area * (1 - z->s), 1 / (1 - z->s));
-}
-
-static zipf zipf_of(uint64_t count, double s)
-{
-    zipf z = {.count = (double)count, .s = s};
-    z.area_first = zipf_area(&z, 1.5) - 1;
-    z.area_last = zipf_area(&z, z.count + 0.5);
-    z.shift = 2 - zipf_area_inverse(&z, zipf_area(&z, 2.5) - pow(2, -s));
-    return z;
-}
-
-/* A rank from 1 to the count. */
-static uint64_t zipf_draw(const zipf *z, tdm_rng *rng)
-{
-    for (;;) {
-        double uniform = (double)(tdm_rng_u64(rng) >> 11) * 0x1p-53;
-        double area = z->area_last + uniform * (z->area_first - z->area_last);
-        double x = zipf_area_inverse(z, area), rank = floor(x + 0.5);
-        if (rank < 1) rank = 1;
-        if (rank > z->count) rank = z->count;
-        if (rank - x <= z->shift || area >= zipf_area(z, rank + 0.5) - pow(rank, -z->s))
-            return (uint64_t)rank;
-    }
+    return tdm_rng_u64(user);
 }
 
 static void keys_draw(const settings *s, uint64_t round, uint64_t *keys)
@@ -88,7 +56,7 @@ static void keys_draw(const settings *s, uint64_t round, uint64_t *keys)
     zipf z = zipf_of(s->keys, s->zipf);
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.stream = TDM_RNG_STREAM_USER, .step = round});
     for (int64_t i = 0; i < BATCHES * s->batch; i++)
-        keys[i] = zipf_draw(&z, &rng) * UINT64_C(0x9e3779b97f4a7c15);
+        keys[i] = zipf_draw(&z, word_next, &rng) * UINT64_C(0x9e3779b97f4a7c15);
 }
 
 /* ---- measurement -------------------------------------------------------------------------------- */
