@@ -7,7 +7,8 @@
  * Two workers (threads) push to a group of servers with replication 2, and pull all the time. A push adds 1 to a counter
  * (a row of width 1, SGD with lr 1 and gradient -1), and is flushed; so each counter must be the number of flushed
  * pushes, whatever was killed. A server is killed, another one is started, and when all chains are complete again, the
- * next one is killed. The longest time of a flush is the time of a failover.
+ * next one is killed. The longest time of a flush is the time of a failover. A third worker is a process that is killed
+ * with each server; the next one finds what its predecessor had flushed, and at most one push more.
  */
 #include "check.h"
 
@@ -18,6 +19,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,6 +27,7 @@ enum { WORKERS = 2, KEYS = 64, SERVERS = 3, SHARDS = 4 };
 
 static struct {
     const char *tandem, *name;
+    const char *shards, *replication, *mode, *workers; /* options of the servers */
     char store[256];
     pid_t servers[SERVERS];
     char outputs[SERVERS][256]; /* files; their line has the address */
@@ -51,10 +54,19 @@ static void server_start(int number)
     if (pid != 0) return;
     int out = open(lab.outputs[number], O_WRONLY | O_TRUNC);
     if (out >= 0) dup2(out, 1);
-    /* In etcd, servers need an address. */
-    const char *listen = strncmp(lab.store, "etcd:", 5) == 0 ? "--listen" : NULL;
-    execl(lab.tandem, "tandem", "server", lab.name, "--width", "1", "--shards", "4",
-          "--replication", "2", "--store", lab.store, listen, "127.0.0.1:0", (char *)NULL);
+    const char *words[20] = {"tandem",   "server",   lab.name,        "--width",       "1",
+                             "--shards", lab.shards, "--replication", lab.replication, "--mode",
+                             lab.mode,   "--store",  lab.store};
+    int count = 13;
+    if (lab.workers) {
+        words[count++] = "--workers";
+        words[count++] = lab.workers;
+    }
+    if (strncmp(lab.store, "etcd:", 5) == 0) { /* the others need an address */
+        words[count++] = "--listen";
+        words[count++] = "127.0.0.1:0";
+    }
+    execv(lab.tandem, (char *const *)(uintptr_t)words);
     _exit(127);
 }
 
@@ -110,6 +122,76 @@ static void *worker_run(void *user)
     if (!is_good) snprintf(w->problem, sizeof(w->problem), "%.390s", err.message);
     return NULL;
 }
+
+/* ---- a worker that is killed ---------------------------------------------------------------------- */
+
+/* In a file that all its processes map. */
+typedef struct mortal {
+    _Atomic uint64_t flushed, lives;
+    char problem[400];
+} mortal;
+
+enum { MORTAL = 2 };
+
+static mortal *mortal_map(const char *path)
+{
+    int fd = open(path, O_RDWR);
+    void *memory = fd >= 0 ? mmap(NULL, sizeof(mortal), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+                           : MAP_FAILED;
+    if (fd >= 0) close(fd);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+static tdm_status mortal_begin(mortal *m, tdm_server_client *client, tdm_error *err)
+{
+    const worker self = {.number = MORTAL};
+    uint64_t keys[KEYS], sum = 0, flushed = atomic_load(&m->flushed);
+    float rows[KEYS];
+    for (uint64_t i = 0; i < KEYS; i++) keys[i] = key_of(&self, i);
+    TDM_TRY(tdm_server_client_pull(client, keys, KEYS, rows, NULL, err));
+    for (int i = 0; i < KEYS; i++) sum += (uint64_t)rows[i];
+    if (sum < flushed || sum > flushed + 1)
+        return tdm_fail(err, TDM_ERR_INTERNAL, "%llu pushes are stored, %llu were flushed",
+                        (unsigned long long)sum, (unsigned long long)flushed);
+    atomic_store(&m->flushed, sum);
+    atomic_fetch_add(&m->lives, 1);
+    return TDM_OK;
+}
+
+/* A process of this program; it ends by a signal, or with a problem. */
+static int mortal_main(const char *path)
+{
+    const worker self = {.number = MORTAL};
+    const float grad = -1;
+    tdm_error err = {.status = TDM_OK};
+    tdm_server_client *client = NULL;
+    mortal *m = mortal_map(path);
+    if (!m) return 1;
+    const tdm_server_client_options options = {
+        .place = {.name = "lab", .store = getenv("TANDEM_LAB")}, .worker = MORTAL};
+    tdm_status status = tdm_server_client_open(&options, &client, &err);
+    if (status == TDM_OK) status = mortal_begin(m, client, &err);
+    while (status == TDM_OK) {
+        uint64_t key = key_of(&self, atomic_load(&m->flushed) % KEYS);
+        status = tdm_server_client_push(client, &key, &grad, 1, 1.0, &err);
+        if (status == TDM_OK) status = tdm_server_client_flush(client, &err);
+        if (status == TDM_OK) atomic_fetch_add(&m->flushed, 1);
+    }
+    snprintf(m->problem, sizeof(m->problem), "%.390s", err.message);
+    return 1;
+}
+
+static pid_t mortal_start(const char *path)
+{
+    pid_t pid = fork();
+    if (pid != 0) return pid;
+    setenv("TANDEM_MORTAL", path, 1);
+    setenv("TANDEM_LAB", lab.store, 1);
+    execl("/proc/self/exe", "kill_test", (char *)NULL);
+    _exit(127);
+}
+
+/* ---- the group -------------------------------------------------------------------------------------- */
 
 static bool chains_are_complete(void)
 {
@@ -175,24 +257,53 @@ static bool await_chains(double seconds)
     return true;
 }
 
+/* The options of the servers, and a store. */
+static void lab_init(const char *name)
+{
+    const char *store = getenv("TANDEM_STORE");
+    lab.tandem = getenv("TANDEM");
+    REQUIRE(lab.tandem != NULL);
+    setenv("TANDEM_RUNTIME", check_path("run"), 1);
+    snprintf(lab.store, sizeof(lab.store), "%s%s",
+             store ? store : "local:", store ? "" : check_path("store"));
+    lab.name = name;
+    lab.shards = "4";
+    lab.replication = "2";
+    lab.mode = "async";
+    lab.workers = NULL;
+    memset(lab.servers, 0, sizeof(lab.servers));
+}
+
+static void lab_end(void)
+{
+    for (int i = 0; i < SERVERS; i++) {
+        if (lab.servers[i] <= 0) continue;
+        kill(lab.servers[i], SIGKILL);
+        waitpid(lab.servers[i], NULL, 0);
+        lab.servers[i] = 0;
+    }
+}
+
 static void nothing_is_lost(void)
 {
     const char *asked = getenv("TANDEM_KILLS");
     int kills = asked && *asked ? (int)strtol(asked, NULL, 10) : 6;
     static worker workers[WORKERS];
     pthread_t threads[WORKERS];
-    lab.tandem = getenv("TANDEM");
-    REQUIRE(lab.tandem != NULL);
-    setenv("TANDEM_RUNTIME", check_path("run"), 1);
-    const char *store = getenv("TANDEM_STORE");
-    snprintf(lab.store, sizeof(lab.store), "%s%s",
-             store ? store : "local:", store ? "" : check_path("store"));
-    lab.name = "lab";
+    char mortal_path[256];
+    const mortal zero = {.flushed = 0};
+    lab_init("lab");
+    snprintf(mortal_path, sizeof(mortal_path), "%s", check_path("mortal"));
+    FILE *file = fopen(mortal_path, "wb");
+    REQUIRE(file && fwrite(&zero, sizeof(zero), 1, file) == 1 && fclose(file) == 0);
+    const mortal *victim_worker = mortal_map(mortal_path);
+    REQUIRE(victim_worker != NULL);
     for (int i = 0; i < SERVERS; i++) server_start(i);
     for (int i = 0; i < WORKERS; i++) {
         workers[i].number = i;
         REQUIRE(pthread_create(&threads[i], NULL, worker_run, &workers[i]) == 0);
     }
+    pid_t mortal_pid = mortal_start(mortal_path);
     uint64_t drawn = 1;
     int done = 0;
     for (; done < kills; done++) {
@@ -205,6 +316,9 @@ static void nothing_is_lost(void)
         check_sleep_s((double)(drawn >> 40 & 127) * 1e-3);
         kill(lab.servers[victim], SIGKILL);
         waitpid(lab.servers[victim], NULL, 0);
+        kill(mortal_pid, SIGKILL);
+        waitpid(mortal_pid, NULL, 0);
+        mortal_pid = mortal_start(mortal_path);
         /* Before the next kill the others have to notice this one. */
         while (group_names(address) && tdm_clock_s() < until_s) check_sleep_s(0.02);
         server_start(victim);
@@ -222,12 +336,97 @@ static void nothing_is_lost(void)
     }
     printf("%d kills, %llu flushed pushes, the longest took %.3f s\n", done,
            (unsigned long long)(workers[0].pushes + workers[1].pushes), longest_s);
-    for (int i = 0; i < SERVERS; i++) {
-        kill(lab.servers[i], SIGKILL);
-        waitpid(lab.servers[i], NULL, 0);
-    }
+    kill(mortal_pid, SIGKILL);
+    waitpid(mortal_pid, NULL, 0);
+    CHECK_TEXT(victim_worker->problem, "");
+    CHECK(victim_worker->flushed > 0);
+    printf("the worker that was killed had %llu lives and flushed %llu pushes\n",
+           (unsigned long long)victim_worker->lives, (unsigned long long)victim_worker->flushed);
+    lab_end();
 }
 
-static const check_test tests[] = {CHECK_TEST(nothing_is_lost)};
+/* ---- rounds ------------------------------------------------------------------------------------------ */
 
-CHECK_MAIN(tests)
+enum { ROUNDS = 120 };
+
+static void *rounds_run(void *user)
+{
+    worker *w = user;
+    tdm_error err = {.status = TDM_OK};
+    tdm_server_client *client = NULL;
+    const tdm_server_client_options options = {
+        .place = {.name = lab.name, .store = lab.store}, .worker = w->number, .timeout_s = 30};
+    tdm_status status = tdm_server_client_open(&options, &client, &err);
+    for (uint64_t round = 1; status == TDM_OK && round <= ROUNDS; round++) {
+        uint64_t keys[KEYS];
+        float rows[KEYS], grads[KEYS];
+        for (uint64_t i = 0; i < KEYS; i++) keys[i] = i * (round % 5 + 1);
+        status = tdm_server_client_pull(client, keys, KEYS, rows, NULL, &err);
+        for (int i = 0; i < KEYS; i++)
+            grads[i] = 0.3f * rows[i] - (float)(w->number + 1) / (float)(round + (uint64_t)i);
+        if (status == TDM_OK) status = tdm_server_client_push(client, keys, grads, KEYS, 0.1, &err);
+        atomic_store(&w->pushes, round);
+    }
+    tdm_status closing = tdm_server_client_close(client, status == TDM_OK ? &err : NULL);
+    if (status != TDM_OK || closing != TDM_OK)
+        snprintf(w->problem, sizeof(w->problem), "%.390s", err.message);
+    return NULL;
+}
+
+static void rounds_take(int servers, bool kills, float out[6 * KEYS])
+{
+    worker workers[WORKERS] = {{.number = 0}, {.number = 1}};
+    pthread_t threads[WORKERS];
+    uint64_t keys[6 * KEYS];
+    tdm_error err;
+    tdm_server_client *client = NULL;
+    for (int i = 0; i < servers; i++) server_start(i);
+    for (int i = 0; i < WORKERS; i++)
+        REQUIRE(pthread_create(&threads[i], NULL, rounds_run, &workers[i]) == 0);
+    double until_s = check_now_s() + 30;
+    while (kills && atomic_load(&workers[0].pushes) < ROUNDS / 3 && check_now_s() < until_s)
+        check_sleep_s(0.001);
+    if (kills) {
+        kill(lab.servers[0], SIGKILL);
+        CHECK(workers[0].pushes < ROUNDS);
+    }
+    for (int i = 0; i < WORKERS; i++) {
+        pthread_join(threads[i], NULL);
+        CHECK_TEXT(workers[i].problem, "");
+    }
+    const tdm_server_client_options options = {.place = {.name = lab.name, .store = lab.store},
+                                               .worker = -1};
+    for (uint64_t i = 0; i < 6 * KEYS; i++) keys[i] = i;
+    CHECK_INT(tdm_server_client_open(&options, &client, &err), TDM_OK);
+    CHECK_INT(tdm_server_client_pull(client, keys, 6 * KEYS, out, NULL, &err), TDM_OK);
+    CHECK_INT(tdm_server_client_close(client, &err), TDM_OK);
+    lab_end();
+}
+
+/* Sync: neither shards nor replication nor the death of a server change a bit. */
+static void rounds_have_one_result(void)
+{
+    static float one[6 * KEYS], other[6 * KEYS];
+    float sum = 0;
+    lab_init("rounds-a");
+    lab.mode = "sync";
+    lab.workers = "2";
+    lab.shards = lab.replication = "1";
+    rounds_take(1, false, one);
+    lab_init("rounds-b");
+    lab.mode = "sync";
+    lab.workers = "2";
+    rounds_take(2, true, other);
+    for (int i = 0; i < 6 * KEYS; i++) sum += one[i] > 0;
+    CHECK(sum > KEYS);
+    CHECK(memcmp(one, other, sizeof(one)) == 0);
+}
+
+static const check_test tests[] = {CHECK_TEST(nothing_is_lost), CHECK_TEST(rounds_have_one_result)};
+
+int main(int argc, char **argv)
+{
+    const char *mortal_path = getenv("TANDEM_MORTAL");
+    if (mortal_path) return mortal_main(mortal_path);
+    return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
+}
