@@ -95,6 +95,7 @@ static int server_run(const cli_args *args)
     const char *name = args->arguments[0];
     tdm_server_options options = {.place = {.name = name, .store = cli_value(args, "store")},
                                   .listen = cli_value(args, "listen"),
+                                  .restarts = cli_has(args, "restart"),
                                   .should_stop = should_stop,
                                   .on_ready = on_ready,
                                   .user = (void *)(uintptr_t)name};
@@ -165,6 +166,9 @@ const cli_command cli_server = {
           .value = "URL",
           .help = "Where servers and clients find each other: etcd:http://HOST:2379, or "
                   "local:PATH. Default: a file of yours on this host."},
+         {.name = "restart",
+          .help = "Begin again with empty shards, after all servers of the group have "
+                  "died."},
          {.name = "show", .help = "Print the state of the group instead."}},
     .run = server_run,
 };

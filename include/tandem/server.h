@@ -77,6 +77,9 @@ typedef struct tdm_server_options {
     tdm_server_group group;
     /* HOST:PORT for the others (port 0: any). NULL with a local store: a UNIX socket of this user. */
     const char *listen;
+    /* All servers of the group are gone, and it begins again with empty shards. TDM_ERR_EXISTS if one is
+     * running. */
+    bool restarts;
     /* Called about every 20 ms; true: the server leaves. Others take over what it has first, if they are
      * enough, for at most 30 s. NULL: the server never leaves by itself. */
     bool (*should_stop)(void *user);

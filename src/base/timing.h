@@ -396,6 +396,8 @@
 /* A client that has left is forgotten after this time: longer than the deadline of any call (1,800 s), so no late
  * repetition of a push is taken for a new one. */
 #define TDM__TIMING_SERVER_FORGET_S 3600.0
+/* How long all servers of a shard may be gone before that is worth a warning: a lapsed lease comes back sooner. */
+#define TDM__TIMING_SERVER_LOST_S 5.0
 /* How long a server that leaves waits for others to take over what it has. */
 #define TDM__TIMING_SERVER_LEAVE_S 30.0
 /* Limit to connect, and the pause after a failed attempt. */

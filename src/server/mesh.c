@@ -24,6 +24,7 @@ enum {
     MAX_BODY = TDM__SERVER_MAX_OP + TDM__SERVER_HEAD + 4096,
     MAX_UNPROVED = 64,
     PROBLEMS = 16,
+    MAX_LOGGED = 100,
     KEEPALIVE_IDLE_S = 5,
     KEEPALIVE_INTERVAL_S = 2,
     KEEPALIVE_COUNT = 3,
@@ -71,6 +72,7 @@ struct tdm__mesh {
     peer *peers;
     problem problems[PROBLEMS];
     size_t problem_count;
+    int refused_count; /* refused connections; the first MAX_LOGGED are logged */
 };
 
 /* ---- problems --------------------------------------------------------------------------------------- */
@@ -95,6 +97,7 @@ const char *tdm__mesh_problem(const tdm__mesh *mesh, uint64_t id)
 static void peer_note(peer *p, const char *why)
 {
     if (!p->is_outgoing) {
+        if (p->mesh->refused_count++ >= MAX_LOGGED) return;
         tdm_log(TDM_LOG_WARN, "server", "refused a connection from %s: %s", p->address, why);
         return;
     }
@@ -304,7 +307,8 @@ static void peer_data(peer *p, const tdm__frame *frame)
 {
     tdm__server_message message;
     if (!tdm__server_message_read(frame->bytes, frame->byte_count, &message) ||
-        (p->state == PEER_NAME) != (message.kind == TDM__SERVER_NAME)) {
+        (p->state == PEER_NAME) != (message.kind == TDM__SERVER_NAME) ||
+        (p->state == PEER_NAME && message.client == 0)) {
         peer_fail(p, "it sent an invalid message: all processes must run the same version");
         return;
     }

@@ -33,6 +33,8 @@ typedef struct process {
     tdm__server_entry self;
     tdm_server_group group;
     bool is_announced;
+    bool has_warned; /* of the agent's thread, as lost_s */
+    double lost_s;
     tdm_error failure;    /* status TDM_OK: none */
     double leave_until_s; /* 0: it does not leave */
     int wake_fd;
@@ -132,6 +134,30 @@ static tdm_status agent_begin_group(process *p, tdm_error *err)
     return status == TDM_ERR_EXISTS ? TDM_OK : status;
 }
 
+/* Warns once if nobody has the rows of a shard any more: it cannot be repaired by more servers. */
+static void agent_warn_lost(process *p, const agent_look *look, double now_s)
+{
+    uint32_t lost = 0;
+    for (uint32_t s = 0; s < look->config.group.shards; s++) {
+        const tdm__server_chain *chain = &look->config.chains[s];
+        bool is_alive = chain->member_count == 0;
+        for (uint32_t m = 0; m < chain->member_count; m++)
+            for (size_t i = 0; i < look->record_count; i++)
+                is_alive |= look->records[i].id == chain->members[m];
+        lost += !is_alive;
+    }
+    if (lost == 0) p->lost_s = 0;
+    if (lost == 0 || p->has_warned) return;
+    if (!(p->lost_s > 0)) p->lost_s = now_s;
+    if (now_s - p->lost_s < TDM__TIMING_SERVER_LOST_S) return;
+    p->has_warned = true;
+    tdm_log(
+        TDM_LOG_WARN, "server",
+        "all servers that have %u of the %u shards of '%s' are gone; if they do not come back, "
+        "stop all servers and start the first one with --restart, which begins with empty shards",
+        lost, look->config.group.shards, p->place.name);
+}
+
 /* One look at the store. `began_s`: before the lease was renewed. */
 static tdm_status agent_step(process *p, agent_look *look, uint64_t *lease, double began_s,
                              tdm_error *err)
@@ -150,6 +176,7 @@ static tdm_status agent_step(process *p, agent_look *look, uint64_t *lease, doub
                                         tdm_clock_s(), &look->next);
     pthread_mutex_unlock(&p->lock);
     agent_wake_loop(p);
+    agent_warn_lost(p, look, began_s);
     if (!plans) return TDM_OK;
     tdm_status status = agent_write(p, &look->next, look->revision, err);
     return status == TDM_ERR_EXISTS ? TDM_OK : status; /* another server was first */
@@ -182,6 +209,9 @@ static void *agent_run(void *user)
         if (status != TDM_OK) tdm_clock_sleep(TDM__TIMING_SERVER_STORE_RETRY_S);
     }
     if (lease != 0) (void)tdm_kv_release(p->place.kv, lease, &err);
+    /* The last server removes the group. */
+    if (look && lease != 0 && agent_read(p, look, &err) == TDM_OK && look->record_count == 0)
+        (void)tdm_kv_remove(p->place.kv, p->place.prefix, &err);
     free(look);
     agent_wake_loop(p);
     return NULL;
@@ -268,7 +298,11 @@ static void process_take_news(process *p)
         const tdm__server_chain *chain = &config->chains[s];
         for (uint32_t m = 0; m < chain->member_count; m++) is_in |= chain->members[m] == p->self.id;
     }
-    if (p->leave_until_s > 0 && !is_in) p->leave_until_s = 1e-9; /* nothing is left to give away */
+    bool has_others = false;
+    for (uint32_t i = 0; i < config->server_count; i++)
+        has_others |= config->servers[i].id != p->self.id && !config->servers[i].is_leaving;
+    /* Nothing is left to hand over, or there is nobody to take it. */
+    if (p->leave_until_s > 0 && (!is_in || !has_others)) p->leave_until_s = 1e-9;
     if (!p->is_announced && tdm__server_node_is_valid(p->node, tdm_clock_s())) {
         p->is_announced = true;
         if (p->options->on_ready) p->options->on_ready(p->options->user, p->self.address);
@@ -312,10 +346,26 @@ static tdm_status process_loop(process *p, tdm_error *err)
     }
 }
 
+/* Removes the configuration of a group whose servers are all gone. */
+static tdm_status process_restart(process *p, tdm_error *err)
+{
+    agent_look *look = calloc(1, sizeof(*look));
+    if (!look) return tdm_fail_oom(err, "to restart a group of servers");
+    tdm_status status = agent_read(p, look, err);
+    if (status == TDM_OK && look->record_count > 0)
+        status = tdm_fail(err, TDM_ERR_EXISTS,
+                          "%zu servers of the group '%s' are running: stop them before a restart",
+                          look->record_count, p->place.name);
+    if (status == TDM_OK) status = tdm_kv_remove(p->place.kv, p->place.config_key, err);
+    free(look);
+    return status;
+}
+
 static tdm_status process_open(process *p, tdm_error *err)
 {
     TDM_TRY(tdm__server_group_check(&p->group, err));
     TDM_TRY(tdm__server_place_open(&p->options->place, true, &p->place, err));
+    if (p->options->restarts) TDM_TRY(process_restart(p, err));
     const char *listen = p->options->listen;
     if (!p->place.is_local && (!listen || !*listen))
         return tdm_fail(err, TDM_ERR_INVALID,
