@@ -49,7 +49,8 @@ typedef struct peer {
     unsigned events;
     peer_state state;
     bool is_outgoing;
-    uint64_t id; /* 0: not known yet */
+    bool is_full; /* it will be closed at the next tick */
+    uint64_t id;  /* 0: not known yet */
     double until_s;
     uint8_t nonce[TDM__WIRE_NONCE]; /* of HELLO */
     tdm__frame prove;
@@ -561,7 +562,7 @@ static peer *mesh_find(const tdm__mesh *mesh, uint64_t id)
 {
     peer *found = NULL;
     for (peer *p = mesh->peers; p; p = p->next) {
-        if (p->id != id || p->state == PEER_OVER) continue;
+        if (p->id != id || p->state == PEER_OVER || p->is_full) continue;
         if (p->state == PEER_READY) return p;
         found = p;
     }
@@ -582,7 +583,7 @@ void tdm__mesh_send(tdm__mesh *mesh, uint64_t to, const tdm__server_message *mes
     tdm__blob *blob = message_blob(message);
     if (!blob || !peer_put(p, blob)) {
         tdm_log(TDM_LOG_WARN, "server", "the queue of a connection is full: it is closed");
-        peer_end(p);
+        p->is_full = true; /* the caller may still use what it has received from it */
     }
     tdm__blob_release(blob);
 }
@@ -590,14 +591,18 @@ void tdm__mesh_send(tdm__mesh *mesh, uint64_t to, const tdm__server_message *mes
 void tdm__mesh_tick(tdm__mesh *mesh)
 {
     double now_s = tdm_clock_s();
-    for (peer **at = &mesh->peers; *at;) {
-        peer *p = *at;
+    /* Callbacks may add connections, at the head of the list. */
+    for (peer *p = mesh->peers; p; p = p->next) {
+        if (p->is_full) peer_end(p);
         if (p->state != PEER_OVER && p->state != PEER_READY && now_s > p->until_s)
             peer_fail(p,
                       p->state == PEER_CONNECTING ? "it cannot be reached" : "it does not answer");
         if (p->state == PEER_READY &&
             (p->channel.out_first || tdm__channel_has_output(&p->channel)))
             peer_flush(p);
+    }
+    for (peer **at = &mesh->peers; *at;) {
+        peer *p = *at;
         if (p->state == PEER_OVER) {
             *at = p->next;
             free(p);
