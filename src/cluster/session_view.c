@@ -115,7 +115,9 @@ static void view_read_member(const char *id, const tdm_json *record, tdm_session
                                 .rank = -1,
                                 .step = (uint64_t)int_of(record, "step", 0),
                                 .steps = (uint64_t)int_of(record, "steps", 0),
-                                .speed = number_of(record, "speed")};
+                                .speed = number_of(record, "speed"),
+                                .sent_bytes = (uint64_t)int_of(record, "sent", 0),
+                                .compression = number_of(record, "compression")};
     if (out->run && !*out->run) out->run = NULL;
 }
 
@@ -203,6 +205,9 @@ static void view_sum_up(tdm_session_view *view)
         if (m->step > view->step) view->step = m->step;
         if (m->steps > view->steps) view->steps = m->steps;
         if (m->speed > view->speed) view->speed = m->speed;
+        if (m->sent_bytes == 0) continue;
+        view->sent_bytes = m->sent_bytes;
+        view->compression = m->compression;
     }
 }
 
