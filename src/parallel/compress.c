@@ -35,8 +35,8 @@ struct tdm__compress {
     tdm_pages received; /* payloads of all replicas */
     tdm_pages decoded;  /* one block for each replica; only the parts that this rank updates */
     tdm__tree tree;     /* over the replicas */
-    float *scratch;
-    size_t *cuts; /* size + 1 */
+    bool *is_own;       /* by tensor: this rank updates a part of it */
+    size_t *cuts;       /* size + 1 */
     size_t tensor_count;
     tdm_codec_tensor *tensors;
 };
@@ -143,7 +143,7 @@ tdm_status tdm_compress_sizes_of(const tdm_job *job, const tdm_graph *graph,
 static tdm_status compress_make_memory(tdm__compress *compress, tdm_error *err)
 {
     const tdm_team *team = compress->team;
-    size_t count = (size_t)compress->replicas->count, levels = 2;
+    size_t count = (size_t)compress->replicas->count;
     size_t mine = (size_t)(compress->replicas->first[team->place + 1] -
                            compress->replicas->first[team->place]);
     bool by_messages = team->size > 1 && team->layout->node_count > 1;
@@ -155,14 +155,13 @@ static tdm_status compress_make_memory(tdm__compress *compress, tdm_error *err)
         tdm_pages_map((by_messages ? mine : 1) * compress->max_bytes, false, &compress->sent, err));
     if (!by_messages) return TDM_OK;
 
-    while (((size_t)1 << levels) < count) levels++;
     TDM_TRY(tdm_pages_map(count * compress->max_bytes, false, &compress->received, err));
     TDM_TRY(
         tdm_pages_map(count * team->block_extent * sizeof(float), false, &compress->decoded, err));
     compress->tree = (tdm__tree){(int64_t)count, calloc(2 * count, sizeof(float *))};
-    compress->scratch = aligned_alloc(64, (levels + 2) * TDM__CELL * sizeof(float));
+    compress->is_own = calloc(compress->tensor_count + 1, sizeof(*compress->is_own));
     compress->cuts = calloc((size_t)team->size + 1, sizeof(*compress->cuts));
-    if (!compress->tree.held || !compress->scratch || !compress->cuts)
+    if (!compress->tree.held || !compress->is_own || !compress->cuts)
         return tdm_fail_oom(err, "for the compression");
     return TDM_OK;
 }
@@ -204,7 +203,7 @@ void tdm__compress_destroy(tdm__compress *compress)
     tdm_pages_unmap(&compress->decoded);
     free(compress->sizes);
     free(compress->tree.held);
-    free(compress->scratch);
+    free(compress->is_own);
     free(compress->cuts);
     free(compress->tensors);
     free(compress);
@@ -338,57 +337,81 @@ static tdm_status payloads_gather(tdm__compress *compress, tdm_error *err)
     return at > 0 ? tdm_call_run(team->group, &payloads, err) : TDM_OK;
 }
 
-/* The tensors that have elements in [begin, end). */
-static void compress_tensors_in(const tdm__compress *compress, size_t begin, size_t end,
-                                size_t *first, size_t *last)
-{
-    size_t i = 0;
-    while (i < compress->tensor_count &&
-           compress->tensors[i].offset + compress->tensors[i].elements <= begin)
-        i++;
-    *first = i;
-    while (i < compress->tensor_count && compress->tensors[i].offset < end) i++;
-    *last = i;
-}
-
-/* Decodes the tensors of a range from the payloads of all replicas. */
-static tdm_status payloads_decode(tdm__compress *compress, size_t begin, size_t end, tdm_error *err)
+/* Finds the tensors that have elements in the cells that this rank updates: most of them, even if it updates a part of
+ * each bucket (parallel.zero: 1). Shares and tensors are in the order of the block. */
+static void tensors_find_own(tdm__compress *compress)
 {
     const tdm_team *team = compress->team;
-    size_t first, last, at = 0;
-    compress_tensors_in(compress, begin, end, &first, &last);
+    size_t k = 0;
+    for (size_t i = 0; i < compress->tensor_count; i++) {
+        const tdm_codec_tensor *t = &compress->tensors[i];
+        while (k < team->own_count && team->own[k].cells.end * TDM__CELL <= t->offset) k++;
+        compress->is_own[i] = k < team->own_count &&
+                              team->own[k].cells.first * TDM__CELL < t->offset + t->elements;
+    }
+}
+
+/* Decodes the tensors that this rank updates from the payload of a replica, each of them once. */
+static tdm_status payload_decode(const tdm__compress *compress, const char *payload, size_t bytes,
+                                 float *out, tdm_error *err)
+{
+    for (size_t i = 0, end; i < compress->tensor_count; i = end) {
+        for (end = i; end < compress->tensor_count && compress->is_own[end]; end++) {
+        }
+        if (end > i)
+            TDM_TRY(tdm_codec_decode_tensors(compress->codec, payload, bytes, i, end, out, err));
+        while (end < compress->tensor_count && !compress->is_own[end]) end++;
+    }
+    return TDM_OK;
+}
+
+static tdm_status payloads_decode(tdm__compress *compress, tdm_error *err)
+{
+    const tdm_team *team = compress->team;
+    size_t at = 0;
+    tensors_find_own(compress);
     for (int64_t r = 0; r < compress->replicas->count; r++) {
         const char *payload = (const char *)compress->received.data + at;
         float *out = (float *)compress->decoded.data + (size_t)r * team->block_extent;
         size_t bytes = (size_t)compress->sizes[r];
         at += payload_room(bytes);
         compress->tree.held[compress->replicas->count + r] = bytes > 0 ? out : NULL;
-        if (bytes > 0)
-            TDM_TRY(
-                tdm_codec_decode_tensors(compress->codec, payload, bytes, first, last, out, err));
+        if (bytes > 0) TDM_TRY(payload_decode(compress, payload, bytes, out, err));
     }
     return TDM_OK;
 }
 
+typedef struct share_sum {
+    const tdm__compress *compress;
+    size_t first, end; /* elements */
+} share_sum;
+
+static void share_sum_range(const void *args, int64_t begin, int64_t end)
+{
+    const share_sum *s = args;
+    const tdm_team *team = s->compress->team;
+    float *scratch = team->scratch + (size_t)tdm_kernel_thread() * team->scratch_elements;
+    for (int64_t cell = begin; cell < end; cell++) {
+        size_t at = s->first + (size_t)cell * TDM__CELL;
+        size_t count = s->end - at < TDM__CELL ? s->end - at : TDM__CELL;
+        if (!tdm__tree_sum(&s->compress->tree, 1, at, count, team->summed + at, scratch))
+            memset(team->summed + at, 0, count * sizeof(float));
+    }
+}
+
 /* Adds the decoded contributions of the cells that this rank updates. */
-static tdm_status compress_sum_share(tdm__compress *compress, tdm__cells cells, tdm_error *err)
+static void compress_sum_share(const tdm__compress *compress, tdm__cells cells)
 {
     tdm_team *team = compress->team;
     tdm_extent range = tdm__cells_extent(team->layout, cells);
-    size_t end = range.first + range.count;
-    if (end > team->trained_extent) end = team->trained_extent;
-    if (range.first >= end) return TDM_OK;
-    TDM_TRY(payloads_decode(compress, range.first, end, err));
-    for (size_t at = range.first; at < end; at += TDM__CELL) {
-        size_t count = end - at < TDM__CELL ? end - at : TDM__CELL;
-        float *out = team->summed + at;
-        if (!tdm__tree_sum(&compress->tree, 1, at, count, out, compress->scratch))
-            memset(out, 0, count * sizeof(float));
-    }
-    if (!compress->is_finite) team->summed[range.first] = NAN;
-    if (!tdm__add_range(team->summed + range.first, NULL, end - range.first))
+    share_sum s = {compress, range.first, range.first + range.count};
+    if (s.end > team->trained_extent) s.end = team->trained_extent;
+    if (s.first >= s.end) return;
+    tdm_kernel_spread((int64_t)((s.end - s.first + TDM__CELL - 1) / TDM__CELL), TDM__CELL,
+                      share_sum_range, &s);
+    if (!compress->is_finite) team->summed[s.first] = NAN;
+    if (!tdm__add_range(team->summed + s.first, NULL, s.end - s.first))
         atomic_store(&team->overflow_risk, true);
-    return TDM_OK;
 }
 
 /* Statistics are not compressed: they are few. */
@@ -428,8 +451,8 @@ tdm_status tdm__compress_exchange(tdm__compress *compress, tdm_error *err)
     team->wait_seconds += tdm_clock_s() - begin;
     tdm__team_mark(team, "payloads", begin);
     begin = tdm_clock_s();
-    for (size_t i = 0; i < team->own_count; i++)
-        TDM_TRY(compress_sum_share(compress, team->own[i].cells, err));
+    TDM_TRY(payloads_decode(compress, err));
+    for (size_t i = 0; i < team->own_count; i++) compress_sum_share(compress, team->own[i].cells);
     team->codec_seconds += tdm_clock_s() - begin;
     return TDM_OK;
 }

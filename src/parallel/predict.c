@@ -96,6 +96,52 @@ static void prediction_count_state(const prediction *p, tdm_ranks_memory *out)
     if (p->options->job->parallel.offload) out->file_bytes = out->state_bytes;
 }
 
+/* The cells of range `index` of those that a rank updates in part: all cells, or a bucket. */
+static tdm__cells prediction_share(const prediction *p, size_t index, size_t rank)
+{
+    bool common = p->options->zero == 0;
+    size_t count = (size_t)(common ? p->node_ranks : p->options->rank_count);
+    tdm__cells range = common ? (tdm__cells){0, p->layout->trained_cells}
+                              : tdm__layout_bucket(p->layout, index);
+    size_t cells = range.end - range.first;
+    return (tdm__cells){range.first + cells * rank / count,
+                        range.first + cells * (rank + 1) / count};
+}
+
+/* The tensors of a payload that the ranks of the node decode: whole ones, also if a rank updates a part of them. */
+static uint64_t prediction_decoded_bytes(const prediction *p)
+{
+    const tdm_graph *graph = p->options->graph;
+    size_t ranges = p->options->zero == 0 ? 1 : p->layout->bucket_count;
+    uint64_t elements = 0;
+    for (size_t rank = 0; rank < (size_t)p->node_ranks; rank++) {
+        size_t k = 0;
+        for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
+            const tdm_param_info *param = tdm_graph_param_at(graph, i);
+            if (!param->trained) continue;
+            while (k < ranges && prediction_share(p, k, rank).end * TDM__CELL <= param->offset) k++;
+            if (k < ranges &&
+                prediction_share(p, k, rank).first * TDM__CELL < param->offset + param->elements)
+                elements += param->elements;
+        }
+    }
+    return elements * sizeof(float);
+}
+
+/* The replicas of the ranks of the first node, which has the most. With updates in order each node has all. */
+static tdm_status prediction_node_replicas(const prediction *p, uint64_t *out, tdm_error *err)
+{
+    const tdm_ranks_memory_options *o = p->options;
+    *out = (uint64_t)tdm_replicas_of(o->job);
+    if (tdm_job_is_async(o->job)) return TDM_OK;
+    int64_t *first = calloc((size_t)o->rank_count + 1, sizeof(*first));
+    if (!first) return tdm_fail_oom(err, "for the memory estimate");
+    tdm_place_lanes(tdm_replicas_of(o->job), o->rank_count, NULL, first);
+    *out = (uint64_t)first[p->node_ranks];
+    free(first);
+    return TDM_OK;
+}
+
 /* What the compression of a step needs: payloads and what is decoded from them, or factors and their sums. */
 static uint64_t prediction_compress_bytes(const prediction *p, const tdm_compress_sizes *sizes,
                                           uint64_t replicas, uint64_t node_replicas)
@@ -105,9 +151,8 @@ static uint64_t prediction_compress_bytes(const prediction *p, const tdm_compres
     uint64_t second = sizes->second_factor * sizeof(float);
     uint64_t factors = node_replicas * (first + second) + ranks * (first + 2 * second);
     if (payload == 0 || p->options->node_count == 1) return factors + ranks * payload;
-    uint64_t decoded = p->options->zero == 0 ? p->trained_bytes
-                                             : prediction_shares(p, p->trained_bytes);
-    return node_replicas * payload + ranks * replicas * payload + replicas * decoded;
+    return node_replicas * payload + ranks * replicas * payload +
+           replicas * prediction_decoded_bytes(p);
 }
 
 /* What replicas keep, in two versions, and the copy of the model that a rank trains. The states of the optimiser are then
@@ -119,11 +164,11 @@ static tdm_status prediction_count_replicas(const prediction *p, tdm_ranks_memor
     const char *names[TDM_MAX_COMPRESS_ARRAYS];
     int64_t replicas = tdm_replicas_of(job);
     bool trains = tdm_job_trains_apart(job), ordered = tdm_job_is_async(job);
-    uint64_t node_count = ordered ? 1 : (uint64_t)p->options->node_count; /* that share them */
-    uint64_t node_replicas = ((uint64_t)replicas + node_count - 1) / node_count;
+    uint64_t node_replicas = 0;
     uint64_t arrays = (uint64_t)tdm_compress_arrays(job, names) + ordered + tdm_job_is_gossip(job);
     uint64_t block = p->trained_bytes + p->tail_bytes;
     if (replicas == 0) return TDM_OK;
+    TDM_TRY(prediction_node_replicas(p, &node_replicas, err));
     tdm_compress_sizes sizes;
     TDM_TRY(tdm_compress_sizes_of(job, p->options->graph, &sizes, err));
     out->gradient_bytes += prediction_compress_bytes(p, &sizes, (uint64_t)replicas, node_replicas);
@@ -264,12 +309,14 @@ tdm_status tdm_ranks_memory_of(const tdm_ranks_memory_options *options, tdm_rank
                                tdm_error *err)
 {
     TDM_TRY(tdm__replicas_check(options->job, err));
-    if (options->rank_count < 1 || options->rank_count > options->lane_count)
+    tdm_rank_limit limit = {options->lane_count, "lanes", "parallel.lanes"};
+    if (tdm_replicas_of(options->job) > 0) limit = tdm_rank_limit_of(options->job);
+    if (options->rank_count < 1 || options->rank_count > limit.count)
         return tdm_fail(err, TDM_ERR_JOB_INVALID,
-                        "%d ranks cannot share %lld lanes: use at most %lld ranks, or set "
-                        "parallel.lanes higher (which changes the result)",
-                        options->rank_count, (long long)options->lane_count,
-                        (long long)options->lane_count);
+                        "%d ranks cannot share %lld %s: use at most %lld ranks, or set %s higher "
+                        "(which changes the result)",
+                        options->rank_count, (long long)limit.count, limit.units,
+                        (long long)limit.count, limit.key);
     if (options->node_count < 1 || options->node_count > options->rank_count)
         return tdm_fail(err, TDM_ERR_JOB_INVALID,
                         "%d ranks cannot be spread over %d hosts: use 1 to %d hosts, or more ranks",

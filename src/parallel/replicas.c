@@ -30,6 +30,12 @@ int64_t tdm_tree_lanes_of(const tdm_job *job)
 tdm_status tdm__replicas_check(const tdm_job *job, tdm_error *err)
 {
     int64_t replicas = tdm_replicas_of(job), lanes = tdm_tree_lanes_of(job);
+    if (lanes > TDM_MAX_LANES)
+        return tdm_fail(err, TDM_ERR_JOB_INVALID,
+                        "with sync.kind server each of the %lld replicas has all %lld lanes, but a "
+                        "job can have %d in all; set parallel.lanes to %lld",
+                        (long long)replicas, (long long)tdm_lanes_of(job), TDM_MAX_LANES,
+                        (long long)(TDM_MAX_LANES / replicas));
     if (replicas <= lanes) return TDM_OK;
     return tdm_fail(err, TDM_ERR_JOB_INVALID,
                     "sync.replicas is %lld, but each replica needs a lane, and parallel.lanes is "

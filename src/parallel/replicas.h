@@ -45,7 +45,7 @@ typedef struct tdm__replicas {
     float *data;
 } tdm__replicas;
 
-/* TDM_ERR_JOB_INVALID: more replicas than lanes. */
+/* TDM_ERR_JOB_INVALID: more replicas than lanes, or more lanes than possible. */
 tdm_status tdm__replicas_check(const tdm_job *job, tdm_error *err);
 /* NULL in `*out` if there are no replicas. TDM_ERR_JOB_INVALID: more ranks than replicas. Collective. */
 tdm_status tdm__replicas_create(const tdm_params *store, const tdm_params_options *options,

@@ -50,6 +50,18 @@ set parallel.lanes to 8 or sync.replicas to 1"
     [ ! -e none ] || fail "a run was created"
 }
 
+test_impossible_numbers_of_ranks_and_lanes() {
+    local sets=("${async[@]}" --set sync.replicas=64 --set parallel.lanes=2048 --set train.batch=4096)
+    local many="each of the 64 replicas has all 2048 lanes, but a job can have 65536 in all; set parallel.lanes to 1024"
+    assert_exit 2 "$TANDEM" train job.yaml -n 2 "${sets[@]}" --set run.dir=none
+    assert_contains "$err" "$many"
+    assert_exit 2 "$TANDEM" inspect job.yaml "${sets[@]}"
+    assert_contains "$err" "$many"
+    assert_exit 2 "$TANDEM" inspect job.yaml -n 4 --set sync.kind=local --set sync.replicas=2
+    assert_contains "$err" "4 ranks cannot share 2 replicas: use at most 2 ranks, or set sync.replicas higher"
+    [ ! -e none ] || fail "a run was created"
+}
+
 local_sync=(--set sync.kind=local --set sync.replicas=4 --set sync.period=4)
 
 # A round that is not finite changes nothing, and all of its steps are skipped.

@@ -112,7 +112,7 @@ static void check_honest(const char *const sets[], double min_mb)
     tdm_job_document_destroy(document);
 }
 
-/* Parameters, gradients and state take most; then activations; then recomputed activations. */
+/* Parameters, gradients and state take most; then what replicas keep; then activations; then recomputed activations. */
 static void test_estimates_match_a_run(void)
 {
     static const char *const wide[] = {"model.hidden=[2048, 2048]", NULL};
@@ -129,7 +129,14 @@ static void test_estimates_match_a_run(void)
                                        "model.dropout=0.1",
                                        "memory.recompute=full",
                                        NULL};
+    static const char *const local[] = {
+        "model.hidden=[2048, 2048]", "sync.kind=local", "sync.replicas=4",
+        "sync.outer=nesterov",       "sync.period=1",   NULL};
+    static const char *const sent[] = {"model.hidden=[2048, 2048]", "sync.replicas=4",
+                                       "compress.quantise=int8", NULL};
     check_honest(wide, 100);
+    check_honest(local, 400);
+    check_honest(sent, 200);
     check_honest(many, 60); /* activations: scratch of kernels differs between instruction sets */
     check_honest(deep, 200);
 }
@@ -190,6 +197,31 @@ static void test_stages(void)
     CHECK_INT(odd.host_workers, 3);
     CHECK_INT(odd.host_count, 2);
     tdm_job_document_destroy(document);
+}
+
+/* Of three ranks with four replicas on two hosts, those of the first host have three replicas. A rank decodes all of a
+ * tensor of which it updates a part. */
+static void test_replicas_of_a_host(void)
+{
+    static const char *const sets[] = {"sync.replicas=4", "compress.sparsify=topk",
+                                       "model.hidden=[2048, 2048]", NULL};
+    static const char *const sharded[] = {"sync.replicas=4", "compress.sparsify=topk",
+                                          "parallel.zero=1", "model.hidden=[2048, 2048]", NULL};
+    const uint64_t large = 4 * UINT64_C(2048) * 2048;
+    tdm_job_document *document = load(sets), *other = load(sharded);
+    const tdm_job *job = tdm_job_document_job(document);
+    tdm_memory_estimate one = estimate_on(job, 1, 1), even = estimate_on(job, 2, 2),
+                        odd = estimate_on(job, 3, 2),
+                        shares = estimate_on(tdm_job_document_job(other), 2, 2);
+    uint64_t model = one.parameter_bytes, state = one.optimiser_bytes - 2 * 4 * model;
+    CHECK_NEAR((double)(even.optimiser_bytes - state), 2.0 * 2 * (double)model,
+               0.01 * (double)model);
+    CHECK_NEAR((double)(odd.optimiser_bytes - state), 2.0 * 3 * (double)model,
+               0.01 * (double)model);
+    CHECK(odd.gradient_bytes > even.gradient_bytes + 4 * large);
+    CHECK(shares.gradient_bytes > 4 * large);
+    tdm_job_document_destroy(document);
+    tdm_job_document_destroy(other);
 }
 
 static void test_too_many_ranks(void)
@@ -301,6 +333,7 @@ static const check_test tests[] = {
     CHECK_TEST(test_estimates_match_a_run),
     CHECK_TEST(test_parts),
     CHECK_TEST(test_stages),
+    CHECK_TEST(test_replicas_of_a_host),
     CHECK_TEST(test_too_many_ranks),
     CHECK_TEST(test_offloaded_state_does_not_count),
     CHECK_TEST(test_budget),
