@@ -102,4 +102,19 @@ test_one_replica_averages_nothing() {
 parallel.lanes to the number of models to train"
 }
 
+# A run in progress, and what its replicas send.
+test_ps_shows_what_replicas_send() {
+    local launcher
+    "$TANDEM" train job.yaml -q -n 2 "${local_sync[@]}" --set compress.quantise=int8 --set compress.min_elements=16 \
+        --set train.steps=10000000 --set run.dir=sending 2>train.err &
+    launcher=$!
+    wait_for 30 ps_has '"sent_bytes":[1-9][0-9]*,"compression":[0-9.]*'
+    wait_for 30 ps_shows 'replicas send .* in a step, .* times less than as f32'
+    kill -INT $launcher
+    wait $launcher || true
+}
+
+ps_has() { "$TANDEM" ps --json | grep -q "$1"; }
+ps_shows() { "$TANDEM" ps -l | grep -q "$1"; }
+
 run_tests "$@"
