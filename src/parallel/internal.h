@@ -150,6 +150,7 @@ struct tdm_team {
     int64_t *next_first; /* in units */
     double *weights, *seconds;
     tdm_balance *balance;
+    tdm_job_balance balance_kind;
     uint8_t *absent; /* by lane: without rows in this step */
     /* Gradients. */
     float *grads; /* buffer_count x block_extent */

@@ -102,7 +102,7 @@ static void team_balance(tdm_team *team, tdm_step_result *out)
     int slow = tdm_balance_straggler(team->balance, &out->slow_factor);
     if (slow >= 0) out->straggler = team->layout->rank_of_place[slow];
     if (!moved) return;
-    out->moved = team->job->parallel.balance == TDM_JOB_BALANCE_FEEDBACK;
+    out->moved = team->balance_kind == TDM_JOB_BALANCE_FEEDBACK;
     if (out->moved) {
         team_move_lanes(team);
         return;
@@ -395,7 +395,7 @@ static void team_find_max(const tdm_team *team, int64_t *lanes, int *buffers)
     const tdm__replicas *replicas = tdm__params_replicas(team->options.store);
     *lanes = mine.count;
     if (replicas && replicas->is_ordered) { /* the gradients of all replicas are kept */
-        bool moves = team->job->parallel.balance == TDM_JOB_BALANCE_FEEDBACK;
+        bool moves = team->balance_kind == TDM_JOB_BALANCE_FEEDBACK;
         bool receives = team->layout->node_count > 1 && team->layout->leaders;
         *buffers = (int)(moves || receives ? replicas->count : mine.count / team->slice_count) +
                    tdm_lane_buffers(lane_count, (tdm_slice){0, team->slice_count});
@@ -403,7 +403,7 @@ static void team_find_max(const tdm_team *team, int64_t *lanes, int *buffers)
     }
     if (overlaid) mine.count--; /* the last lane's gradient is never complete in memory */
     *buffers = tdm_lane_buffers(lane_count, mine);
-    if (team->job->parallel.balance != TDM_JOB_BALANCE_FEEDBACK || team->size == 1) return;
+    if (team->balance_kind != TDM_JOB_BALANCE_FEEDBACK || team->size == 1) return;
     *lanes = lane_count - team->size + 1;
     *buffers = 2 * tree_levels(lane_count) +
                1; /* for any range of lanes; touched only when needed */
@@ -477,7 +477,7 @@ static tdm_status team_prepare_lanes(tdm_team *team, tdm_error *err)
 static tdm_status team_find_weights(tdm_team *team, tdm_error *err)
 {
     const tdm_job_int_list *list = &team->job->parallel.weights;
-    if (team->job->parallel.balance != TDM_JOB_BALANCE_WEIGHTS) return TDM_OK;
+    if (team->balance_kind != TDM_JOB_BALANCE_WEIGHTS) return TDM_OK;
     team->weights = calloc((size_t)team->size, sizeof(*team->weights));
     if (!team->weights) return tdm_fail_oom(err, "for the team");
     if (list->count > 0 && list->count != (size_t)team->size)
@@ -499,6 +499,21 @@ static tdm_status team_find_weights(tdm_team *team, tdm_error *err)
                                 TDM_DTYPE_F64, err);
 }
 
+/* The state of a replica is in the memory of one host. A host may join at any time, so this is no error. */
+static tdm_job_balance team_find_balance(const tdm_team *team, const tdm__replicas *replicas)
+{
+    tdm_job_balance kind = (tdm_job_balance)team->job->parallel.balance;
+    if (!replicas || replicas->is_ordered || team->layout->node_count == 1 ||
+        kind == TDM_JOB_BALANCE_OFF)
+        return kind;
+    if (team->place == 0)
+        tdm_log(TDM_LOG_WARN, "parallel",
+                "parallel.balance moves replicas within one host only, and these ranks are on %d "
+                "hosts, so each has an equal share of the replicas",
+                team->layout->node_count);
+    return TDM_JOB_BALANCE_OFF;
+}
+
 static tdm_status team_place_lanes(tdm_team *team, tdm_error *err)
 {
     size_t size = (size_t)team->size;
@@ -514,13 +529,7 @@ static tdm_status team_place_lanes(tdm_team *team, tdm_error *err)
     if (!team->first || !team->next_first || !team->seconds || !team->notes || !team->ranks ||
         !team->balance)
         return tdm_fail_oom(err, "for the team");
-    if (replicas && !replicas->is_ordered && team->layout->node_count > 1 &&
-        team->job->parallel.balance != TDM_JOB_BALANCE_OFF)
-        return tdm_fail(
-            err, TDM_ERR_UNSUPPORTED,
-            "parallel.balance moves replicas within one host only, and these ranks are on "
-            "%d hosts; set it to off",
-            team->layout->node_count);
+    team->balance_kind = team_find_balance(team, replicas);
     TDM_TRY(team_find_weights(team, err));
     tdm_place_lanes(units, team->size, team->weights, team->next_first);
     team_move_lanes(team);

@@ -170,11 +170,14 @@ static tdm_status nonfinite_stop(tdm__trainer *t, const tdm_step_result *result,
                      skips->in_a_row, t->state.inner ? "round" : "step",
                      skips->in_a_row > 1 ? "s" : "", skips->in_a_row > 1 ? "were" : "was");
     if (tensor) tdm_str_addf(&why, "; '%s' is no longer finite, so no later step can be", tensor);
+    const char *apart =
+        "try a smaller optim.lr, optim.clip_norm, or data.normalise: standard; with "
+        "sync.kind: all_reduce the message names the op and the sample";
     tdm_fail(err, TDM_ERR_DIVERGED, "step %llu: %s: %s; %s; %s",
              (unsigned long long)t->position.step + 1, nonfinite_describe(t, result, &bad),
              tdm_str_text(&why), tdm__last_good(t),
              t->state.sparse              ? "try a smaller table.lr or optim.lr"
-             : t->state.inner || t->order ? "try a smaller optim.lr or optim.clip_norm"
+             : t->state.inner || t->order ? apart
                                           : tdm__bad_number_advice(&bad, t->job));
     tdm_str_release(&why);
     return tdm_comm_agree(t->comm, TDM_ERR_DIVERGED, NULL, err); /* all ranks end here */

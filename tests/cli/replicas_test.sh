@@ -96,6 +96,15 @@ test_a_period_that_the_end_cuts_short() {
     assert_contains "$err" "train.steps: 24 here, 18 there"
 }
 
+# Bad data and a learning rate that is too high look the same; the advice has both.
+test_what_is_not_finite() {
+    awk 'BEGIN { FS = OFS = "," } NR == 50 { $1 = "3e38"; $2 = "-3e38" } { print }' data.csv >large.csv
+    assert_exit 3 "$TANDEM" train job.yaml -q "${local_sync[@]}" --set data.train=large.csv --set data.normalise=none
+    assert_contains "$err" "with sync.kind: all_reduce the message names the op and the sample"
+    assert_exit 3 "$TANDEM" train job.yaml -q --set data.train=large.csv --set data.normalise=none
+    assert_contains "$err" "sample 49 of "
+}
+
 test_one_replica_averages_nothing() {
     assert_exit 0 "$TANDEM" train job.yaml --set sync.kind=local --set parallel.lanes=auto
     assert_contains "$err" "the job has one replica, so 'sync.kind: local' averages nothing; set sync.replicas and \

@@ -158,11 +158,12 @@ TABLE
 }
 
 # Ranks without rows in the last batch of an epoch, while lanes are summed at batch norms, and memory for
-# gradients and parameters is reused: these once waited for each other.
+# gradients and parameters is reused: these once waited for each other. And replicas that cannot move between hosts.
 once_stuck() {
     cat <<'TABLE'
 cnn-sync hosts 8 2 off 16KB false
 cnn-sync ucx 8 3 off 16KB true
+topk hosts 4 0 feedback auto true
 TABLE
 }
 
