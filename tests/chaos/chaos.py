@@ -4,7 +4,7 @@
 Usage: chaos.py TANDEM [--runs N] [--seed S] [--at-once K] [--only KIND]
 
 From its seed, each run draws a job (MLP, CNN with batch norm and dropout, GPT; replicas: local steps with
-compressed averages, DGC, asynchronous workers), ZeRO 0 to 3 (0 or 1 with replicas), 2 to 6 ranks, and 1 to 5
+compressed averages, gossip, DGC, asynchronous workers), ZeRO 0 to 3 (0 or 1 with replicas), 2 to 6 ranks, and 1 to 5
 faults. The kinds of faults:
     point       SIGKILL inside a phase of a step or of a recovery, by TANDEM_TEST_KILL: forward, backward, while the
                 state of a replica is written, reduce, during or after the update of an optimiser piece, publish,
@@ -58,6 +58,10 @@ model: {hidden: [96, 64], dropout: 0.1}
 optim: {kind: adamw, lr: 0.003, clip_norm: 0.5}
 sync: {kind: local, replicas: 8, period: 5, outer: nesterov}
 compress: {quantise: int8, min_elements: 100}""",
+    "gossip": """data: {train: images.csv, shape: [8, 8], test_fraction: 0.2}
+layers: [conv: {channels: 16, bias: no}, batch_norm, relu, max_pool: 2, flatten, linear: 64, relu, dropout: 0.2]
+optim: {kind: adamw, lr: 0.003, clip_norm: 0.5}
+sync: {kind: gossip, replicas: 8, period: 5, graph: random, degree: 2}""",
     "dgc": """data: {train: images.csv, shape: [8, 8], test_fraction: 0.2}
 layers: [conv: {channels: 16, bias: no}, batch_norm, relu, max_pool: 2, flatten, linear: 64, relu, dropout: 0.2]
 optim: {kind: sgd, lr: 0.05, momentum: 0}
@@ -69,8 +73,8 @@ optim: {kind: sgd, lr: 0.05, momentum: 0.9, clip_norm: 0.5}
 sync: {kind: server, mode: async, replicas: 8, compensation: 0.04}
 compress: {sparsify: topk, ratio: 0.1, min_elements: 100}""",
 }
-ROUND_STEPS = 5  # a round of `local` has as many steps, and a round of `async` ends after each multiple of it
-REPLICA_JOBS = ("local", "dgc", "async")
+ROUND_STEPS = 5  # a round of `local` and `gossip` has as many steps, and a round of `async` ends after each multiple of it
+REPLICA_JOBS = ("local", "gossip", "dgc", "async")
 COMMON = f"""seed: 3
 train: {{batch: {BATCH}, steps: {STEPS}}}
 eval: {{every_epochs: never, every_steps: 12}}
@@ -130,6 +134,8 @@ class Plan:
         self.seed = seed
         self.model = rng.choice(sorted(JOBS))
         self.zero = rng.randrange(2 if self.model in REPLICA_JOBS else 4)
+        if self.model == "gossip":
+            self.zero = 0
         self.ranks = rng.randint(2, 6)
         self.ranks_after = rng.randint(1, 6)  # after a power failure
         self.overlap = rng.choice(["true", "false"])
@@ -152,7 +158,7 @@ class Plan:
         the round, or of the first step of a round."""
         if phase in ("checkpoint", "commit"):
             return max(5, step // 5 * 5)
-        if self.model == "local":
+        if self.model in ("local", "gossip"):
             return (step - 1) // ROUND_STEPS + 1  # the number of the round
         return (step - 1) // ROUND_STEPS * ROUND_STEPS + 1 if self.model == "async" else step
 

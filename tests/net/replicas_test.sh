@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Jobs whose replicas keep state (local steps, top-k, sign, random-k, DGC, asynchronous updates) on one, two and three hosts in network
+# Jobs whose replicas keep state (local steps, gossip, top-k, sign, random-k, DGC, asynchronous updates) on one, two and three hosts in network
 # namespaces, with agents that are started as by ssh: each ends with the state hash of one rank, also if a worker is
 # killed on the way, and if the whole session is killed and resumed with another number of ranks.
 #   replicas_test.sh TANDEM [JOB...]
-# Jobs: local topk sign randomk dgc async live. With async and live, two of three hosts die as well; the order of a live
+# Jobs: local gossip topk sign randomk dgc async live. With async and live, two of three hosts die as well; the order of a live
 # run is then repeated on one rank. Needs root, `ip`, the kernel's namespaces and etcd (make setup-etcd); without
 # them the test is skipped (77).
 set -euo pipefail
@@ -38,6 +38,8 @@ declare -A more
 more[local]='optim: {kind: adamw, lr: 0.003}
 sync: {kind: local, replicas: 8, period: 4, outer: nesterov}
 compress: {quantise: bf16, min_elements: 100}'
+more[gossip]='optim: {kind: adamw, lr: 0.003}
+sync: {kind: gossip, replicas: 8, period: 4, graph: random, degree: 2}'
 more[topk]='optim: {kind: adamw, lr: 0.003}
 sync: {replicas: 8}
 compress: {sparsify: topk, ratio: 0.02, min_elements: 100}'
@@ -56,13 +58,14 @@ more[live]="${more[async]}"
 more[live]="${more[live]/jitter: 0.5/order: live}"
 # Phases of a step in which a worker is killed, and in which one stops; all ranks take part in a round of updates.
 declare -A stops=([async]=reduce [live]=reduce)
-declare -A phase=([async]=reduce [local]=replica [topk]=replica [sign]=reduce [randomk]=update [dgc]=torn)
+declare -A phase=([async]=reduce [local]=replica [gossip]=replica [topk]=replica [sign]=reduce [randomk]=update [dgc]=torn)
 
 job_make "$work/plain.yaml"
 for job in "${!more[@]}"; do
     keys='/^optim:/d'
     # Updates in order need the whole state on each host; those of a round end where a line is due.
     [[ $job != @(async|live) ]] || keys+='; s/zero: 1/zero: 0/; s/log_every_steps: 1/log_every_steps: 20/'
+    [ "$job" != gossip ] || keys+='; s/zero: 1/zero: 0/'
     [ "$job" != live ] || keys+='; s/ledger: true/ledger: false/'
     sed -e "$keys" -e "s/^name: .*/name: $job/" -e 's/steps: 350/steps: 360/' "$work/plain.yaml" >"$work/$job.yaml"
     printf '%s\n' "${more[$job]}" >>"$work/$job.yaml"
@@ -119,7 +122,7 @@ one_host() {
 # with asynchronous updates that of the first one of the round after it.
 point() {
     case $1 in
-    local) echo $(($2 / 4)) ;;
+    local | gossip) echo $(($2 / 4)) ;;
     async | live) echo $(($2 + 1)) ;;
     *) echo "$2" ;;
     esac
@@ -196,7 +199,7 @@ is_repeated() {
     echo "ok   live-rest: $(wc -l <"$1/order.jsonl") updates, repeated on one rank"
 }
 
-[ $# -gt 0 ] || set -- local topk sign randomk dgc async live
+[ $# -gt 0 ] || set -- local gossip topk sign randomk dgc async live
 for job in "$@"; do
     if [ "$job" = live ]; then
         two_die live
