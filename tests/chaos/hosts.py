@@ -4,9 +4,9 @@
 Usage: hosts.py TANDEM [--runs N] [--seed S] [--schedule I] [--at-once K] [--limit SECONDS] [--only KIND]
 
 The hosts are network namespaces, each with a real etcd member (lab.py); agents are started as by ssh. From the
-seed and its number, a schedule draws a job (three perceptrons; replicas with local steps, top-k or DGC), ZeRO 0 to
-3 with or without a mirror (0 or 1 with replicas), one or two workers per host, whether checkpoints are written, and
-1 to 5 faults at random steps. The faults:
+seed and its number, a schedule draws a job (three perceptrons; replicas with local steps, top-k, DGC or asynchronous
+updates), ZeRO 0 to 3 with or without a mirror (0 or 1 with replicas), one or two workers per host, whether checkpoints
+are written, and 1 to 5 faults at random steps. The faults:
     a worker is killed or stopped, killed again when it is back, or killed at a point of a step or a recovery;
     all workers of a host, an agent or the launcher are killed;
     a whole host dies, and returns with empty memory or not at all;
@@ -79,8 +79,12 @@ train: {batch: 48, steps: 500}
 optim: {kind: sgd, lr: 0.05, momentum: 0}
 sync: {replicas: 8}
 compress: {sparsify: topk_sampled, ratio: 0.02, momentum: 0.9, clip_norm: 1, warmup: 200}""", 500),
+    "async": (f"""model: {{hidden: [64, 64]}}
+train: {{batch: 24, steps: 800}}
+{ADAMW}
+sync: {{kind: server, mode: async, replicas: 8, compensation: 0.04}}""", 800),
 }
-REPLICA_JOBS = ("local", "topk", "dgc")
+REPLICA_JOBS = ("local", "topk", "dgc", "async")
 ROUND_STEPS = {"local": 4}  # steps that a job executes together; lines of metrics and of the ledger are for a round
 COMMON = """seed: 7
 data: {train: data.csv, test_fraction: 0.1}
@@ -164,7 +168,8 @@ class Plan:
         self.hosts = list(labs.HOSTS[:rng.choice((2, 3, 3))])
         self.workers = {host: rng.choice((1, 2)) for host in self.hosts}
         self.round_steps = ROUND_STEPS.get(self.job, 1)
-        self.zero = rng.choice((0, 1) if self.job in REPLICA_JOBS else (0, 0, 1, 1, 2, 3))
+        zeros = (0,) if self.job == "async" else (0, 1) if self.job in REPLICA_JOBS else (0, 0, 1, 1, 2, 3)
+        self.zero = rng.choice(zeros)
         self.mirror = self.zero > 0 and rng.random() < 0.5
         self.every = rng.choice(("never", "20", "60", "60"))
         self.early = rng.random() < 0.1  # the first fault does not wait for a step
