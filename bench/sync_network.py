@@ -41,14 +41,23 @@ OURS = [
     ("top-k 1 %", {**CORRECTED, "compress.ratio": 0.01}, 24, 24),
     ("DGC 0.1 %", {**CORRECTED, "compress.ratio": 0.001}, 24, 24),
     ("PowerSGD, rank 4", {**MOMENTUM, "compress.rank": 4}, 24, 24),
-    ("local SGD, H = 8", {**MOMENTUM, "sync.kind": "local", "sync.period": 8}, 48, 24),
-    ("DiLoCo, H = 50", {**MOMENTUM, "sync.kind": "local", "sync.period": 50, "sync.outer": "nesterov"}, 150, 150),
+    ("local SGD, H = 8", {**MOMENTUM, "sync.kind": "local", "sync.period": 8}, 48, 16),
+    ("DiLoCo, H = 50", {**MOMENTUM, "sync.kind": "local", "sync.period": 50, "sync.outer": "nesterov"}, 150, 100),
 ]
 THEIRS = [("none", "PyTorch, f32", 16, 8), ("fp16", "PyTorch, fp16", 16, 8), ("powersgd", "PyTorch, PowerSGD 4", 24, 24)]
 
 
+def is_wanted(b, name):
+    return not b.options.methods or any(part in name for part in b.options.methods.split(",")) or name in DENSE
+
+
 def ours_of(b):
-    return [m for m in OURS if "compress.rank" not in m[1] or sync_learning.has_key(b, "compress.rank")]
+    return [m for m in OURS if is_wanted(b, m[0]) and
+            ("compress.rank" not in m[1] or sync_learning.has_key(b, "compress.rank"))]
+
+
+def theirs_of(b):
+    return [m for m in THEIRS if is_wanted(b, m[1])]
 
 
 def digits():
@@ -163,7 +172,7 @@ def curves(b):
     ours = [(name, f"{name} {json.dumps(sets, sort_keys=True)}", lambda sets=sets: our_losses(b, sets))
             for name, sets, *_ in ours_of(b)]
     theirs = [(name, f"{name} {common.torch_version()}", lambda hook=hook: their_losses(b, hook))
-              for hook, name, *_ in THEIRS]
+              for hook, name, *_ in theirs_of(b)]
     for name, key, losses in ours + theirs:
         if key not in known:
             known[key] = steps_to_target(losses())
@@ -228,21 +237,27 @@ def network(b):
             for name, sets, fast, slow in ours_of(b):
                 steps = 2 if b.options.quick else fast if mbit >= 1000 else slow
                 results[mbit, name] = our_step(b, hosts, sets, steps, secret)
-            for hook, name, fast, slow in THEIRS:
+                print_step(b, mbit, name, results[mbit, name])
+            for hook, name, fast, slow in theirs_of(b):
                 results[mbit, name] = their_step(hosts, hook, 6 if b.options.quick else fast if mbit >= 1000 else slow)
+                print_step(b, mbit, name, results[mbit, name])
         report(b, mbit, results, steps_to)
     if b.options.markdown:
         print_table(rates, results, steps_to)
 
 
+def print_step(b, mbit, name, result):
+    step_s, sent = result
+    b.row(f"3 hosts, {mbit} Mbit/s, {name}: step", step_s * 1e3, unit="ms")
+    b.row(f"3 hosts, {mbit} Mbit/s, {name}: sent by a host in a step", sent / 1e6, unit="MB")
+
+
 def report(b, mbit, results, steps_to):
     dense = min(results[mbit, name][0] for name in DENSE)
-    for (rate, name), (step_s, sent) in results.items():
+    for (rate, name), (step_s, _) in results.items():
         if rate != mbit:
             continue
         at = f"3 hosts, {mbit} Mbit/s, {name}"
-        b.row(f"{at}: step", step_s * 1e3, unit="ms")
-        b.row(f"{at}: sent by a host in a step", sent / 1e6, unit="MB")
         if steps_to[name]:
             b.row(f"{at}: time to a test loss of {TARGET}", steps_to[name] * step_s, unit="s")
         has_bar = name.startswith("DGC") and mbit == 100 and not b.options.quick
