@@ -239,6 +239,11 @@ tdm_order_entry tdm_order_at(tdm_order *order, uint64_t step)
     return order->entries[step % KEPT_ENTRIES];
 }
 
+bool tdm_order_has_batches_in_order(const tdm_order *order)
+{
+    return (order->state.rules & BY_UPDATE) != 0;
+}
+
 uint64_t tdm_order_round(tdm_order *order, uint64_t step, uint64_t max)
 {
     uint64_t count = 0;

@@ -448,6 +448,8 @@ tdm_status tdm_order_add(tdm_order *order, const tdm_order_entry *entry, tdm_err
 /* The update `step`, from 0; of a recorded order one that was added. A virtual order costs as many steps as there are
  * since the last call; from the first one, if it is far behind. */
 tdm_order_entry tdm_order_at(tdm_order *order, uint64_t step);
+/* Whether update u has the gradient of batch u, as far as the order is known. */
+bool tdm_order_has_batches_in_order(const tdm_order *order);
 /* The number of updates from `step` on, at most `max`, whose workers have read the model before `step`: their gradients
  * can be computed at the same time. */
 uint64_t tdm_order_round(tdm_order *order, uint64_t step, uint64_t max);

@@ -21,8 +21,14 @@ tdm_status tdm__order_prepare(tdm__trainer *t, tdm_error *err)
         if (!t->order_recent) return tdm_fail_oom(err, "for the order of updates");
     }
     if (t->job->sync.order != TDM_JOB_ORDER_RECORDED) return TDM_OK;
-    return tdm__order_load(t->job->sync.order_from, tdm_replicas_of(t->job), t->schedule.step_count,
-                           t->order, t->order_hash, err);
+    TDM_TRY(tdm__order_load(t->job->sync.order_from, tdm_replicas_of(t->job),
+                            t->schedule.step_count, t->order, t->order_hash, err));
+    if (!t->job->checkpoint.ledger || tdm_order_has_batches_in_order(t->order)) return TDM_OK;
+    return tdm_fail(
+        err, TDM_ERR_JOB_INVALID,
+        "the order of %s is that of a live run, which does not train batches in order, so "
+        "a ledger cannot prove it; set checkpoint.ledger to false",
+        t->job->sync.order_from);
 }
 
 void tdm__order_release(tdm__trainer *t)

@@ -136,6 +136,12 @@ test_a_slow_rank_delays_nobody() {
     local live_run=$run live_hash=$hash
     trains 1 --set sync.order=recorded --set "sync.order_from=$live_run" "${large[@]}"
     assert_equal "$hash" "$live_hash" "the hash of the order with a slow rank"
+    # Its batches are not trained in order, so a ledger cannot prove anything.
+    assert_exit 2 "$TANDEM" train job.yaml -q "${common[@]}" "${large[@]}" --set checkpoint.ledger=true \
+        --set sync.order=recorded --set "sync.order_from=$live_run"
+    assert_contains "$err" "which does not train batches in order, so a ledger cannot prove it"
+    trains 2 "${recorded[@]}" --set checkpoint.ledger=true
+    assert_exit 0 "$TANDEM" ledger "$run"
 }
 
 test_a_live_run_survives() {
