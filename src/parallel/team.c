@@ -499,7 +499,7 @@ static tdm_status team_find_weights(tdm_team *team, tdm_error *err)
                                 TDM_DTYPE_F64, err);
 }
 
-/* The state of a replica is in the memory of one host. A host may join at any time, so this is no error. */
+/* The state of a replica is in the memory of one host. A host may join at any time, so this is not an error. */
 static tdm_job_balance team_find_balance(const tdm_team *team, const tdm__replicas *replicas)
 {
     tdm_job_balance kind = (tdm_job_balance)team->job->parallel.balance;
