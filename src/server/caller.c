@@ -258,6 +258,11 @@ void tdm__server_caller_message(tdm__server_caller *caller, uint64_t from,
     if (m->kind == TDM__SERVER_NOTE) caller_note(&caller->shards[m->shard], m);
 }
 
+void tdm__server_caller_clear_note(tdm__server_caller *caller, uint32_t s)
+{
+    caller->shards[s].about.note[0] = '\0';
+}
+
 void tdm__server_caller_lost(tdm__server_caller *caller, uint64_t server, double now_s)
 {
     for (uint32_t s = 0; s < caller->config.group.shards; s++) {

@@ -132,6 +132,7 @@ static tdm_status client_check(tdm_server_client *c, tdm_error *err)
         if (about.failed_count == c->failed_counts[s] && !is_refused) continue;
         uint64_t count = about.failed_count - c->failed_counts[s];
         c->failed_counts[s] = about.failed_count;
+        if (!is_refused) tdm__server_caller_clear_note(c->caller, s);
         return tdm_fail(err, (tdm_status)about.failed_status,
                         "group of servers '%s': shard %u did not apply %llu of this client's "
                         "operations: %s",

@@ -368,6 +368,7 @@ typedef struct tdm__server_caller_shard {
     char note[256];     /* the last NOTE of a server; empty: none */
     size_t waiting_bytes;
 } tdm__server_caller_shard;
+void tdm__server_caller_clear_note(tdm__server_caller *caller, uint32_t shard);
 tdm__server_caller_shard tdm__server_caller_at(const tdm__server_caller *caller, uint32_t shard);
 
 #endif

@@ -27,7 +27,7 @@ enum { WORKERS = 2, KEYS = 64, SERVERS = 3, SHARDS = 4 };
 
 static struct {
     const char *tandem, *name;
-    const char *shards, *replication, *mode, *workers; /* options of the servers */
+    const char *shards, *replication, *mode, *workers, *limit; /* options of the servers */
     char store[256];
     pid_t servers[SERVERS];
     char outputs[SERVERS][256]; /* files; their line has the address */
@@ -56,8 +56,8 @@ static void server_start(int number)
     if (out >= 0) dup2(out, 1);
     const char *words[20] = {"tandem",   "server",   lab.name,        "--width",       "1",
                              "--shards", lab.shards, "--replication", lab.replication, "--mode",
-                             lab.mode,   "--store",  lab.store};
-    int count = 13;
+                             lab.mode,   "--store",  lab.store,       "--limit",       lab.limit};
+    int count = 15;
     if (lab.workers) {
         words[count++] = "--workers";
         words[count++] = lab.workers;
@@ -271,6 +271,7 @@ static void lab_init(const char *name)
     lab.replication = "2";
     lab.mode = "async";
     lab.workers = NULL;
+    lab.limit = "4096";
     memset(lab.servers, 0, sizeof(lab.servers));
 }
 
@@ -422,7 +423,76 @@ static void rounds_have_one_result(void)
     CHECK(memcmp(one, other, sizeof(one)) == 0);
 }
 
-static const check_test tests[] = {CHECK_TEST(nothing_is_lost), CHECK_TEST(rounds_have_one_result)};
+/* ---- errors ------------------------------------------------------------------------------------------ */
+
+static tdm_status client_open(double timeout_s, tdm_server_client **out, tdm_error *err)
+{
+    const tdm_server_client_options options = {
+        .place = {.name = lab.name, .store = lab.store}, .worker = 0, .timeout_s = timeout_s};
+    return tdm_server_client_open(&options, out, err);
+}
+
+/* A server that is stopped, continues, is full, or dies: nothing waits longer than its deadline, and the error says
+ * which server it is. */
+static void errors_name_the_server(void)
+{
+    static uint64_t keys[100000];
+    static float grads[100000];
+    char address[128] = "";
+    tdm_error err;
+    tdm_server_client *client = NULL;
+    lab_init("errors");
+    lab.shards = lab.replication = lab.limit = "1";
+    CHECK_INT(client_open(0.3, &client, &err), TDM_ERR_NOT_FOUND);
+    CHECK_HAS(err.message, "the group of servers 'errors' does not exist");
+    server_start(0);
+    REQUIRE(client_open(10, &client, &err) == TDM_OK);
+    CHECK_INT(tdm_server_client_close(client, &err), TDM_OK);
+    REQUIRE(server_address(0, address));
+    REQUIRE(client_open(1.5, &client, &err) == TDM_OK);
+    CHECK_INT(tdm_server_client_push(client, keys, grads, 1, 0.1, &err), TDM_OK);
+    CHECK_INT(tdm_server_client_flush(client, &err), TDM_OK);
+
+    kill(lab.servers[0], SIGSTOP);
+    double began_s = check_now_s();
+    CHECK_INT(tdm_server_client_push(client, keys, grads, 1, 0.1, &err), TDM_OK);
+    CHECK_INT(tdm_server_client_flush(client, &err), TDM_ERR_TIMEOUT);
+    CHECK(check_now_s() - began_s < 10);
+    CHECK_HAS(err.message, address);
+    CHECK_HAS(err.message, "did not answer a push of shard 0 within 1.5 s");
+    CHECK_HAS(err.message, "slow or stopped");
+    kill(lab.servers[0], SIGCONT);
+    check_sleep_s(0.5);
+    CHECK_INT(tdm_server_client_flush(client, &err), TDM_OK); /* the same push */
+
+    setenv("TANDEM_SECRET", "another", 1);
+    tdm_server_client *stranger = NULL;
+    CHECK_INT(client_open(5, &stranger, &err), TDM_ERR_PEER_REFUSED);
+    CHECK_HAS(err.message, "the secret of this process differs");
+    unsetenv("TANDEM_SECRET");
+
+    grads[0] = NAN;
+    CHECK_INT(tdm_server_client_push(client, keys, grads, 1, 0.1, &err), TDM_OK);
+    CHECK_INT(tdm_server_client_flush(client, &err), TDM_ERR_DIVERGED);
+    CHECK_HAS(err.message, "the gradient of key 0 is not finite");
+    grads[0] = 0;
+    for (uint64_t i = 0; i < 100000; i++) keys[i] = i;
+    CHECK_INT(tdm_server_client_push(client, keys, grads, 100000, 0.1, &err), TDM_OK);
+    CHECK_INT(tdm_server_client_flush(client, &err), TDM_ERR_NO_SPACE);
+    CHECK_HAS(err.message, "shard 0 is full");
+
+    kill(lab.servers[0], SIGKILL);
+    float row;
+    CHECK_INT(tdm_server_client_pull(client, keys, 1, &row, NULL, &err), TDM_ERR_TIMEOUT);
+    CHECK_HAS(err.message, address);
+    CHECK_HAS(err.message, "did not answer a pull of shard 0");
+    CHECK_HAS(err.message, "Connection refused");
+    CHECK_INT(tdm_server_client_close(client, &err), TDM_ERR_TIMEOUT); /* it cannot leave */
+    lab_end();
+}
+
+static const check_test tests[] = {CHECK_TEST(nothing_is_lost), CHECK_TEST(rounds_have_one_result),
+                                   CHECK_TEST(errors_name_the_server)};
 
 int main(int argc, char **argv)
 {
