@@ -75,6 +75,27 @@ static tdm_codec_options options_of(const tdm_job *job)
                                .min_elements = (size_t)job->compress.min_elements};
 }
 
+tdm_codec_options tdm__compress_options(const tdm_job *job, tdm_payoff_method method)
+{
+    switch (method) {
+    case TDM_PAYOFF_BF16:
+        return (tdm_codec_options){.quantise = TDM_CODEC_QUANTISE_BF16, .feedback = true};
+    case TDM_PAYOFF_INT8:
+        return (tdm_codec_options){.quantise = TDM_CODEC_QUANTISE_INT8, .feedback = true};
+    case TDM_PAYOFF_TOPK:
+        return (tdm_codec_options){.sparsify = TDM_CODEC_SPARSIFY_TOPK_SAMPLED,
+                                   .ratio = job->compress.ratio,
+                                   .feedback = true};
+    case TDM_PAYOFF_OWN: return options_of(job);
+    default: return (tdm_codec_options){0};
+    }
+}
+
+bool tdm__compress_is_matrix(const tdm_job *job, const tdm_param_info *p)
+{
+    return p->shape.rank > 1 && p->elements >= (size_t)job->compress.min_elements;
+}
+
 int tdm_compress_arrays(const tdm_job *job, const char *names[TDM_MAX_COMPRESS_ARRAYS])
 {
     int count = 0;

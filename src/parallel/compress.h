@@ -10,10 +10,16 @@
 #ifndef TANDEM_PARALLEL_COMPRESS_H
 #define TANDEM_PARALLEL_COMPRESS_H
 
+#include "codec/codec.h"
 #include "parallel/internal.h"
 #include "parallel/replicas.h"
 
 typedef struct tdm__compress tdm__compress;
+
+/* The settings of a method. Those of TDM_PAYOFF_OWN are the job's. */
+tdm_codec_options tdm__compress_options(const tdm_job *job, tdm_payoff_method method);
+/* Whether a trained tensor is one of the matrices, or one of the small tensors (payoff.h). */
+bool tdm__compress_is_matrix(const tdm_job *job, const tdm_param_info *p);
 
 /* `first_array`: the index of the first array of a replica that belongs to the codec. *out is NULL if the job does not
  * compress. */

@@ -24,6 +24,7 @@
 
 #include "graph/graph.h"
 #include "optim/optim.h"
+#include "parallel/payoff.h"
 
 #include <tandem/base.h>
 #include <tandem/comm.h>
@@ -375,6 +376,12 @@ tdm_status tdm_team_look(tdm_team *team, const tdm_step_input *in, tdm_lane_visi
 typedef void (*tdm_lane_watch_fn)(void *user, int64_t lane, const tdm_graph *graph,
                                   const tdm_plan_event *event);
 void tdm_team_watch(tdm_team *team, tdm_lane_watch_fn watch, void *user);
+
+/* The classes of the trained tensors of a graph. */
+tdm_payoff_classes tdm_payoff_classes_of(const tdm_job *job, const tdm_graph *graph);
+/* Measures, in less than a second, the link between the hosts, and the cost of the job's compression; of a job without
+ * compression, of all methods except TDM_PAYOFF_OWN. All ranks get the same numbers. Collective. */
+tdm_status tdm_team_measure(tdm_team *team, tdm_payoff *out, tdm_error *err);
 
 typedef struct tdm_team_info {
     int rank_count;

@@ -672,6 +672,7 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
         tdm__say_start(t);
     else
         say_recovery(t, &recovery, from_memory, begin_s);
+    if (first && t->position.step == 0) TDM_TRY(tdm__say_payoff(t, err));
     tdm__start_clock(t);
     if (first) tdm__tell(t, TDM_TRAIN_EVENT_START);
     t->session.has_entered = true;

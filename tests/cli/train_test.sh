@@ -142,6 +142,9 @@ test_traffic() {
         assert_exit 0 grep -q '"codec_ms":[0-9.]*' sent-$workers/tiny-1/metrics.jsonl
     done
     assert_equal "$(cat sent-4.txt)" "$(cat sent-1.txt)" "what is sent with 4 workers"
+    # Before the first step the log says whether it pays, once.
+    assert_exit 0 grep '"message":"compression: 8 replicas; the codec encodes .* one host, so this' sent-4/tiny-1/log.jsonl
+    assert_equal "$(wc -l <<<"$out")" 1 "lines about the compression"
     # 147 numbers in 4 tensors, all below compress.min_elements, so f32: a head of 32 bytes, words, sections in steps of 8
     sent=$((8 * (32 + 4 * 8 + 16 * 5 * 4 + 16 * 4 + 16 * 3 * 4 + 16)))
     assert_equal "$(grep -c sent_bytes sent-1.txt)" 2 "lines with bytes, from step 6 on"
