@@ -445,6 +445,7 @@ typedef struct tdm_job {
         int64_t rank;       /* PowerSGD; 0: off */
         double min_rate;    /* PowerSGD: matrices that shrink less are sent as they are */
         int64_t start_step; /* the first one that compresses */
+        bool automatic;     /* the method is chosen by a measurement */
     } compress;
     struct {
         int backend;     /* tdm_job_backend */

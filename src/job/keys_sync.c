@@ -46,7 +46,8 @@ static bool is_stale(const tdm_job *job)
 bool tdm_job_compresses(const tdm_job *job)
 {
     return job->compress.sparsify != TDM_JOB_SPARSIFY_NONE ||
-           job->compress.quantise != TDM_JOB_QUANTISE_NONE || tdm_job_factors(job);
+           job->compress.quantise != TDM_JOB_QUANTISE_NONE || tdm_job_factors(job) ||
+           job->compress.automatic;
 }
 
 bool tdm_job_factors(const tdm_job *job)
@@ -89,7 +90,12 @@ static bool keeps_ratio(const tdm_job *job)
 {
     int kind = job->compress.sparsify;
     return kind == TDM_JOB_SPARSIFY_TOPK || kind == TDM_JOB_SPARSIFY_TOPK_SAMPLED ||
-           kind == TDM_JOB_SPARSIFY_RANDOMK;
+           kind == TDM_JOB_SPARSIFY_RANDOMK || job->compress.automatic;
+}
+
+static bool chooses(const tdm_job *job)
+{
+    return job->compress.automatic;
 }
 
 static bool has_threshold(const tdm_job *job)
@@ -377,7 +383,9 @@ const tdm_job_key tdm__sync_keys[] = {
     {
         KEY("compress.ratio", REAL, compress.ratio),
         .fallback = "0.01",
-        BITS_IF(keeps_ratio, "if 'compress.sparsify' is topk, topk_sampled or randomk"),
+        BITS_IF(
+            keeps_ratio,
+            "if 'compress.sparsify' is topk, topk_sampled or randomk, or 'compress.auto' is true"),
         RANGE(0, 1),
         .min_open = true,
         .also_called = "k density compress_ratio sparsity",
@@ -438,7 +446,9 @@ const tdm_job_key tdm__sync_keys[] = {
     {
         KEY("compress.warmup", INT, compress.warmup),
         .fallback = "0",
-        BITS_IF(keeps_ratio, "if 'compress.sparsify' is topk, topk_sampled or randomk"),
+        BITS_IF(
+            keeps_ratio,
+            "if 'compress.sparsify' is topk, topk_sampled or randomk, or 'compress.auto' is true"),
         RANGE(0, TDM__MAX_JOB_INT),
         .also_called = "warmup_steps rampup_step",
         .help =
@@ -481,6 +491,19 @@ const tdm_job_key tdm__sync_keys[] = {
         .also_called = "start_powerSGD_iter start_compression",
         .help = "Before this step (with 'sync.kind: local', before this average) nothing is "
                 "compressed. Early in training gradients change fastest.",
+    },
+    {
+        KEY("compress.auto", BOOL, compress.automatic),
+        .fallback = "false",
+        BITS_IF(chooses, "if it is true"),
+        .also_called = "automatic auto_compress",
+        .help =
+            "Chooses how tensors with at least 'compress.min_elements' elements are sent: not "
+            "compressed, as bf16, as int8, or by topk_sampled with 'compress.ratio', each with "
+            "error feedback. Before the first step of a run, the link between the hosts and the "
+            "codec are measured for less than a second, and the method with the least time is "
+            "used; the log names it. The choice is a part of the state: checkpoints have it, and "
+            "a run that is resumed on other hosts keeps it.",
     },
 };
 

@@ -14,7 +14,7 @@
 #include "job/internal.h"
 #include "job/job.h"
 
-enum { MAX_RULE_KEYS = 5 };
+enum { MAX_RULE_KEYS = 6 };
 
 typedef struct rule {
     const char *keys
@@ -390,7 +390,42 @@ static bool factors_in_order(const tdm_job *job)
     return tdm_job_factors(job) && tdm_job_is_async(job);
 }
 
+static bool auto_with_others(const tdm_job *job)
+{
+    return job->compress.automatic &&
+           (job->compress.sparsify != TDM_JOB_SPARSIFY_NONE ||
+            job->compress.quantise != TDM_JOB_QUANTISE_NONE || tdm_job_factors(job));
+}
+
+static bool auto_without_feedback(const tdm_job *job)
+{
+    return job->compress.automatic && !job->compress.feedback;
+}
+
+static bool auto_in_order(const tdm_job *job)
+{
+    return job->compress.automatic && tdm_job_is_async(job);
+}
+
 static const rule rules[] = {
+    {
+        .keys = {"compress.auto", "compress.sparsify", "compress.quantise", "compress.rank"},
+        .is_broken = auto_with_others,
+        .message = "'compress.auto' chooses a method, but the job sets one; remove it, or "
+                   "'compress.sparsify', 'compress.quantise' and 'compress.rank'",
+    },
+    {
+        .keys = {"compress.feedback", "compress.auto"},
+        .is_broken = auto_without_feedback,
+        .message = "'compress.auto' chooses among methods with error feedback; set "
+                   "'compress.feedback' to true",
+    },
+    {
+        .keys = {"compress.auto", "sync.kind", "sync.mode"},
+        .is_broken = auto_in_order,
+        .message = "'compress.auto' compares with an all_reduce, which 'sync.kind: server' does "
+                   "not make; set 'compress.sparsify' or 'compress.quantise'",
+    },
     {
         .keys = {"compress.rank", "compress.sparsify", "compress.quantise"},
         .is_broken = factors_with_codec,
@@ -438,7 +473,8 @@ static const rule rules[] = {
             "has its own; set 'parallel.zero' to 0",
     },
     {
-        .keys = {"sync.kind", "compress.sparsify", "compress.quantise", "compress.rank"},
+        .keys = {"sync.kind", "compress.sparsify", "compress.quantise", "compress.rank",
+                 "compress.auto"},
         .is_broken = gossip_with_compression,
         .message =
             "'compress' encodes what is added over all replicas, but with 'sync.kind: gossip' "
@@ -458,27 +494,28 @@ static const rule rules[] = {
                    "'sync.replicas'",
     },
     {
-        .keys = {"compress.sparsify", "compress.quantise", "compress.rank", "parallel.zero"},
+        .keys = {"compress.sparsify", "compress.quantise", "compress.rank", "compress.auto",
+                 "parallel.zero"},
         .is_broken = compressed_with_shards,
         .message = "'compress' needs whole gradients; set 'parallel.zero' to 0 or 1",
     },
     {
         .keys = {"parallel.reduce", "sync.kind", "compress.sparsify", "compress.quantise",
-                 "compress.rank"},
+                 "compress.rank", "compress.auto"},
         .is_broken = replicas_with_other_reduce,
         .message = "replicas ('sync.kind' and 'compress') are added by the tree; set "
                    "'parallel.reduce' to tree",
     },
     {
         .keys = {"parallel.sync_batchnorm", "sync.kind", "compress.sparsify", "compress.quantise",
-                 "compress.rank"},
+                 "compress.rank", "compress.auto"},
         .is_broken = replicas_with_sync_batchnorm,
         .message = "'parallel.sync_batchnorm' needs all lanes in step, but replicas ('sync.kind: "
                    "local' and 'compress') run one after the other; remove one of the two",
     },
     {
         .keys = {"parallel.offload", "sync.kind", "compress.sparsify", "compress.quantise",
-                 "compress.rank"},
+                 "compress.rank", "compress.auto"},
         .is_broken = replicas_with_offload,
         .message = "the state of replicas ('sync.kind: local' and 'compress') is kept in memory; "
                    "remove 'parallel.offload'",
@@ -885,8 +922,10 @@ static const struct {
     {"sync.compensation", "", tdm_job_is_async, "'sync.mode' is async or stale"},
     {"sync.replicas", "", tdm_job_has_replicas,
      "'sync.kind' is local or gossip, or the job compresses"},
-    {"compress.", "compress.sparsify compress.quantise compress.rank compress.min_rate",
-     tdm_job_compresses, "'compress.sparsify', 'compress.quantise' or 'compress.rank' is set"},
+    {"compress.",
+     "compress.sparsify compress.quantise compress.rank compress.min_rate compress.auto",
+     tdm_job_compresses,
+     "'compress.sparsify', 'compress.quantise', 'compress.rank' or 'compress.auto' is set"},
     {"compress.min_rate", "", tdm_job_factors, "'compress.rank' is set"},
 };
 

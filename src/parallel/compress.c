@@ -23,7 +23,7 @@ struct tdm__compress {
     tdm__replicas *replicas;
     tdm_codec *codec;
     tdm__factors *factors; /* NULL: contributions are payloads */
-    int first_array;
+    int first_array, array_count;
     int64_t warmup;
     double ratio;
     size_t max_bytes;  /* of a payload */
@@ -77,23 +77,19 @@ static tdm_codec_options options_of(const tdm_job *job)
 
 tdm_codec_options tdm__compress_options(const tdm_job *job, tdm_payoff_method method)
 {
+    tdm_codec_options options = {.feedback = true,
+                                 .min_elements = (size_t)job->compress.min_elements};
     switch (method) {
-    case TDM_PAYOFF_BF16:
-        return (tdm_codec_options){.quantise = TDM_CODEC_QUANTISE_BF16, .feedback = true};
-    case TDM_PAYOFF_INT8:
-        return (tdm_codec_options){.quantise = TDM_CODEC_QUANTISE_INT8, .feedback = true};
+    case TDM_PAYOFF_BF16: options.quantise = TDM_CODEC_QUANTISE_BF16; break;
+    case TDM_PAYOFF_INT8: options.quantise = TDM_CODEC_QUANTISE_INT8; break;
     case TDM_PAYOFF_TOPK:
-        return (tdm_codec_options){.sparsify = TDM_CODEC_SPARSIFY_TOPK_SAMPLED,
-                                   .ratio = job->compress.ratio,
-                                   .feedback = true};
+        options.sparsify = TDM_CODEC_SPARSIFY_TOPK_SAMPLED;
+        options.ratio = job->compress.ratio;
+        break;
     case TDM_PAYOFF_OWN: return options_of(job);
     default: return (tdm_codec_options){0};
     }
-}
-
-bool tdm__compress_is_matrix(const tdm_job *job, const tdm_param_info *p)
-{
-    return p->shape.rank > 1 && p->elements >= (size_t)job->compress.min_elements;
+    return options;
 }
 
 int tdm_compress_arrays(const tdm_job *job, const char *names[TDM_MAX_COMPRESS_ARRAYS])
@@ -116,12 +112,13 @@ static double compress_ratio_at(const tdm__compress *compress, uint64_t step)
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
-/* The codec of a job, for the trained tensors of a graph. */
-static tdm_status codec_of(const tdm_job *job, const tdm_graph *graph, tdm_codec **out,
-                           tdm_codec_tensor **tensors, size_t *tensor_count, tdm_error *err)
+/* The codec of a job, by a method, for the trained tensors of a graph. */
+static tdm_status codec_of(const tdm_job *job, tdm_payoff_method method, const tdm_graph *graph,
+                           tdm_codec **out, tdm_codec_tensor **tensors, size_t *tensor_count,
+                           tdm_error *err)
 {
     size_t params = tdm_graph_param_count(graph), count = 0;
-    tdm_codec_options options = options_of(job);
+    tdm_codec_options options = tdm__compress_options(job, method);
     *tensors = calloc(params + 1, sizeof(**tensors));
     if (!*tensors) return tdm_fail_oom(err, "for the compression");
     for (size_t i = 0; i < params; i++) {
@@ -151,7 +148,9 @@ tdm_status tdm_compress_sizes_of(const tdm_job *job, const tdm_graph *graph,
     size_t count;
     *out = (tdm_compress_sizes){0};
     if (!tdm_job_compresses(job)) return TDM_OK;
-    tdm_status status = codec_of(job, graph, &codec, &tensors, &count, err);
+    /* Of the methods of compress.auto, bf16 has the largest payload. */
+    tdm_payoff_method method = job->compress.automatic ? TDM_PAYOFF_BF16 : TDM_PAYOFF_OWN;
+    tdm_status status = codec_of(job, method, graph, &codec, &tensors, &count, err);
     if (status == TDM_OK)
         *out = (tdm_compress_sizes){.payload_bytes = tdm_codec_max_bytes_at(codec, 0),
                                     .first_factor = tdm_codec_lowrank_p_elements(codec),
@@ -187,6 +186,23 @@ static tdm_status compress_make_memory(tdm__compress *compress, tdm_error *err)
     return TDM_OK;
 }
 
+static tdm_status compress_make_codec(tdm__compress *compress, tdm_payoff_method method,
+                                      tdm_error *err)
+{
+    tdm_team *team = compress->team;
+    TDM_TRY(codec_of(team->job, method, team->graphs[0].graph, &compress->codec, &compress->tensors,
+                     &compress->tensor_count, err));
+    if (!tdm_job_factors(team->job)) return compress_make_memory(compress, err);
+    return tdm__factors_create(team, compress->replicas, compress->codec, compress->first_array,
+                               &compress->factors, err);
+}
+
+tdm_status tdm__compress_choose(tdm__compress *compress, tdm_payoff_method method, tdm_error *err)
+{
+    if (method == TDM_PAYOFF_NONE || compress->codec) return TDM_OK;
+    return compress_make_codec(compress, method, err);
+}
+
 tdm_status tdm__compress_create(tdm_team *team, tdm__replicas *replicas, int first_array,
                                 tdm__compress **out, tdm_error *err)
 {
@@ -196,16 +212,13 @@ tdm_status tdm__compress_create(tdm_team *team, tdm__replicas *replicas, int fir
     if (!compress) return tdm_fail_oom(err, "for the compression");
     compress->team = team;
     compress->replicas = replicas;
+    const char *names[TDM_MAX_COMPRESS_ARRAYS];
     compress->first_array = first_array;
+    compress->array_count = tdm_compress_arrays(team->job, names);
     compress->warmup = team->job->compress.warmup;
     compress->ratio = team->job->compress.ratio;
-    tdm_status status = codec_of(team->job, team->graphs[0].graph, &compress->codec,
-                                 &compress->tensors, &compress->tensor_count, err);
-    if (status == TDM_OK)
-        status = tdm_job_factors(team->job)
-                     ? tdm__factors_create(team, replicas, compress->codec, first_array,
-                                           &compress->factors, err)
-                     : compress_make_memory(compress, err);
+    tdm_status status = TDM_OK;
+    if (!team->job->compress.automatic) status = compress_make_codec(compress, TDM_PAYOFF_OWN, err);
     if (status != TDM_OK) {
         tdm__compress_destroy(compress);
         return status;
@@ -235,7 +248,8 @@ void tdm__compress_destroy(tdm__compress *compress)
 bool tdm__compress_is_active(const tdm__compress *compress)
 {
     const tdm_team *team = compress->team;
-    return !team->visit && team->in.step >= (uint64_t)team->job->compress.start_step;
+    return compress->codec && !team->visit &&
+           team->in.step >= (uint64_t)team->job->compress.start_step;
 }
 
 bool tdm__compress_sums_first(const tdm__compress *compress)
@@ -251,14 +265,15 @@ void tdm__compress_begin(tdm__compress *compress)
     }
     compress->sent_bytes = 0;
     compress->is_finite = true;
-    memset(compress->sizes, 0, (size_t)compress->replicas->count * sizeof(*compress->sizes));
+    if (compress->sizes)
+        memset(compress->sizes, 0, (size_t)compress->replicas->count * sizeof(*compress->sizes));
 }
 
 /* The states of a replica in a version. */
 static void replica_states(const tdm__compress *compress, int64_t replica, int version,
                            float *out[TDM_CODEC_MAX_STATES])
 {
-    for (int k = 0; k < tdm_codec_state_count(compress->codec); k++)
+    for (int k = 0; k < compress->array_count; k++)
         out[k] = tdm__replica_array(compress->replicas, replica, version,
                                     compress->first_array + k);
 }
@@ -275,7 +290,7 @@ tdm_status tdm__compress_encode(tdm__compress *compress, int64_t replica, float 
     replica_states(compress, replica, version, before);
     replica_states(compress, replica, 1 - version, after);
     if (!sum || !tdm__compress_is_active(compress)) {
-        for (int k = 0; k < tdm_codec_state_count(compress->codec); k++)
+        for (int k = 0; k < compress->array_count; k++)
             memcpy(after[k], before[k], compress->replicas->elements * sizeof(float));
         return TDM_OK;
     }
@@ -306,7 +321,7 @@ void tdm__compress_fail(tdm__compress *compress, int64_t replica)
 {
     if (compress->factors)
         tdm__factors_fail(compress->factors, replica);
-    else
+    else if (compress->sizes)
         compress->sizes[replica] = PAYLOAD_NONFINITE;
 }
 

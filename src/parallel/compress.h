@@ -18,14 +18,15 @@ typedef struct tdm__compress tdm__compress;
 
 /* The settings of a method. Those of TDM_PAYOFF_OWN are the job's. */
 tdm_codec_options tdm__compress_options(const tdm_job *job, tdm_payoff_method method);
-/* Whether a trained tensor is one of the matrices, or one of the small tensors (payoff.h). */
-bool tdm__compress_is_matrix(const tdm_job *job, const tdm_param_info *p);
 
 /* `first_array`: the index of the first array of a replica that belongs to the codec. *out is NULL if the job does not
  * compress. */
 tdm_status tdm__compress_create(tdm_team *team, tdm__replicas *replicas, int first_array,
                                 tdm__compress **out, tdm_error *err);
 void tdm__compress_destroy(tdm__compress *compress);
+/* With compress.auto: sets the method, once, before the first step. Until then, and with TDM_PAYOFF_NONE, no step
+ * compresses. */
+tdm_status tdm__compress_choose(tdm__compress *compress, tdm_payoff_method method, tdm_error *err);
 
 /* Whether this step compresses (compress.start_step); one that does not keeps the states as they are. */
 bool tdm__compress_is_active(const tdm__compress *compress);

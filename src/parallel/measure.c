@@ -11,6 +11,7 @@
 #include "job/job.h"
 #include "parallel/compress.h"
 #include "parallel/internal.h"
+#include "parallel/replica_run.h"
 #include "tensor/kernel.h"
 
 #include <stdlib.h>
@@ -187,8 +188,8 @@ tdm_payoff_classes tdm_payoff_classes_of(const tdm_job *job, const tdm_graph *gr
     for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
         const tdm_param_info *p = tdm_graph_param_at(graph, i);
         if (!p->trained) continue;
-        if (tdm__compress_is_matrix(job, p))
-            classes.matrices += p->elements;
+        if (p->elements >= (size_t)job->compress.min_elements)
+            classes.large += p->elements;
         else
             classes.small += p->elements;
     }
@@ -198,8 +199,8 @@ tdm_payoff_classes tdm_payoff_classes_of(const tdm_job *job, const tdm_graph *gr
 tdm_status tdm_team_measure(tdm_team *team, tdm_payoff *out, tdm_error *err)
 {
     tdm_job job = *team->job;
-    bool has_own = tdm_job_compresses(&job);
-    if (!has_own) job.compress.quantise = TDM_JOB_QUANTISE_BF16; /* to have replicas */
+    bool has_own = tdm_job_compresses(&job) && !job.compress.automatic;
+    if (!has_own) job.compress.automatic = true; /* to have replicas */
     tdm_payoff p = {
         .hosts = team->layout->node_count, .ranks = team->size, .replicas = tdm_replicas_of(&job)};
     tdm_kernel_mode before = tdm_kernel_enter(team->thread_count);
@@ -214,4 +215,11 @@ tdm_status tdm_team_measure(tdm_team *team, tdm_payoff *out, tdm_error *err)
     TDM_TRY(rates_agree(team, &p, err));
     *out = p;
     return TDM_OK;
+}
+
+tdm_status tdm_team_compress(tdm_team *team, tdm_payoff_method method, tdm_error *err)
+{
+    if (!team->replicas || !team->replicas->compress) return TDM_OK;
+    tdm_status status = tdm__compress_choose(team->replicas->compress, method, err);
+    return tdm_comm_agree(team->options.comm, status, NULL, err);
 }

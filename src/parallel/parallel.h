@@ -382,6 +382,8 @@ tdm_payoff_classes tdm_payoff_classes_of(const tdm_job *job, const tdm_graph *gr
 /* Measures, in less than a second, the link between the hosts, and the cost of the job's compression; of a job without
  * compression, of all methods except TDM_PAYOFF_OWN. All ranks get the same numbers. Collective. */
 tdm_status tdm_team_measure(tdm_team *team, tdm_payoff *out, tdm_error *err);
+/* With compress.auto: sets the method of all steps, before the first one. Collective. */
+tdm_status tdm_team_compress(tdm_team *team, tdm_payoff_method method, tdm_error *err);
 
 typedef struct tdm_team_info {
     int rank_count;

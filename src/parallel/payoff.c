@@ -61,30 +61,25 @@ double tdm_payoff_break_even(const tdm_payoff *p, tdm_payoff_method method)
     return cost > 0 ? saved / cost : 1e300;
 }
 
-/* Numbers that are sent beside compressed ones, as f32, are gathered with the payloads. */
-static double small_seconds(const tdm_payoff *p, tdm_payoff_method method, uint64_t elements)
+/* Numbers of small tensors are gathered with the payloads. */
+static double small_seconds(const tdm_payoff *p, uint64_t elements)
 {
-    if (method != TDM_PAYOFF_NONE) return tdm_payoff_seconds(p, method, elements);
     double bytes = share_sent(p) * (double)p->replicas * DENSE_BYTES;
     return (double)elements * link_seconds(p, bytes);
 }
 
-tdm_payoff_choice tdm_payoff_choose(const tdm_payoff *p, const tdm_payoff_classes *classes)
+tdm_payoff_method tdm_payoff_choose(const tdm_payoff *p, const tdm_payoff_classes *classes)
 {
-    tdm_payoff_choice best = {TDM_PAYOFF_NONE, TDM_PAYOFF_NONE};
-    uint64_t all = classes->matrices + classes->small;
+    tdm_payoff_method best = TDM_PAYOFF_NONE;
+    uint64_t all = classes->large + classes->small;
     double least = (1 - gain_wanted) * tdm_payoff_seconds(p, TDM_PAYOFF_NONE, all);
-    for (int m = TDM_PAYOFF_BF16; m <= TDM_PAYOFF_TOPK; m++)
-        for (int s = TDM_PAYOFF_NONE; s <= TDM_PAYOFF_INT8; s++) {
-            tdm_payoff_choice choice = {(tdm_payoff_method)m, (tdm_payoff_method)s};
-            if (p->rates[m].bytes <= 0 || (s != TDM_PAYOFF_NONE && p->rates[s].bytes <= 0))
-                continue;
-            double seconds = tdm_payoff_seconds(p, choice.matrices, classes->matrices) +
-                             small_seconds(p, choice.small, classes->small);
-            if (seconds >= least) continue;
-            least = seconds;
-            best = choice;
-        }
+    for (int m = TDM_PAYOFF_BF16; m <= TDM_PAYOFF_TOPK; m++) {
+        double seconds = tdm_payoff_seconds(p, (tdm_payoff_method)m, classes->large) +
+                         small_seconds(p, classes->small);
+        if (p->rates[m].bytes <= 0 || seconds >= least) continue;
+        least = seconds;
+        best = (tdm_payoff_method)m;
+    }
     return best;
 }
 

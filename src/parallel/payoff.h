@@ -43,8 +43,8 @@ typedef struct tdm_payoff {
 
 /* The classes of tensors. */
 typedef struct tdm_payoff_classes {
-    uint64_t matrices; /* numbers of the matrices from compress.min_elements on */
-    uint64_t small;    /* of the other tensors */
+    uint64_t large; /* numbers of the tensors from compress.min_elements on */
+    uint64_t small; /* of the others, which are always sent as f32 */
 } tdm_payoff_classes;
 
 /* The seconds of a step's exchange of `elements` numbers by a method. TDM_PAYOFF_NONE: a dense all-reduce as f32. */
@@ -55,11 +55,9 @@ double tdm_payoff_dense_seconds(const tdm_payoff *payoff, uint64_t elements);
  * bf16; 0: it never does. */
 double tdm_payoff_break_even(const tdm_payoff *payoff, tdm_payoff_method method);
 
-typedef struct tdm_payoff_choice {
-    tdm_payoff_method matrices, small;
-} tdm_payoff_choice;
-/* The methods with the least time; without any method unless it saves at least a twentieth. */
-tdm_payoff_choice tdm_payoff_choose(const tdm_payoff *payoff, const tdm_payoff_classes *classes);
+/* The method for large tensors with the least time of all tensors together. TDM_PAYOFF_NONE, a dense all-reduce, unless
+ * it saves at least a twentieth. Small tensors are sent with the payloads. */
+tdm_payoff_method tdm_payoff_choose(const tdm_payoff *payoff, const tdm_payoff_classes *classes);
 const char *tdm_payoff_method_name(tdm_payoff_method method); /* "int8"; never NULL */
 
 #endif

@@ -76,6 +76,7 @@ typedef struct tdm__skips {
 #define TDM__FACTOR_NAME "compress.factor"
 #define TDM__WEIGHTS_NAME "sync.weights"
 #define TDM__PERIOD_NAME "sync.period"
+#define TDM__CHOICE_NAME "compress.choice"
 
 enum {
     TDM__BLOCK_NONE = -1,  /* a small tensor that every rank has */
@@ -117,6 +118,7 @@ typedef struct tdm__state {
     tdm_plateau plateau;
     tdm_plateau early_stop;
     tdm__skips skips;
+    double choice; /* compress.auto: the tdm_payoff_method, + 1; 0: not yet */
     double rounds; /* sync.kind local and gossip: the number of rounds so far */
     double period; /* sync.adapt_divergence: of the next round, rounded down */
     double *

@@ -132,7 +132,7 @@ static tdm_status state_add_items(tdm__state *s, const tdm_job *job, bool has_em
 {
     size_t params = tdm_graph_param_count(s->graph);
     size_t replica_arrays = (size_t)s->replica_count * (size_t)s->replica_arrays;
-    size_t max = params * (2 + TDM_OPTIM_MAX_STATES + replica_arrays) + 6 + TDM_SPARSE_MAX_PARTS;
+    size_t max = params * (2 + TDM_OPTIM_MAX_STATES + replica_arrays) + 8 + TDM_SPARSE_MAX_PARTS;
     s->items = tdm_arena_array(s->arena, max, sizeof(*s->items));
     s->tensors = tdm_arena_array(s->arena, max, sizeof(*s->tensors));
     if (!s->items || !s->tensors) return tdm_fail_oom(err, "in training");
@@ -148,6 +148,8 @@ static tdm_status state_add_items(tdm__state *s, const tdm_job *job, bool has_em
         TDM_TRY(state_add_small(s, TDM__PERIOD_NAME, 1, &s->period, err));
     if (s->weights)
         TDM_TRY(state_add_small(s, TDM__WEIGHTS_NAME, s->replica_count, s->weights, err));
+    if (s->optimiser && job->compress.automatic)
+        TDM_TRY(state_add_small(s, TDM__CHOICE_NAME, 1, &s->choice, err));
     if (s->factor_elements > 0) state_add_factor(s);
     TDM_TRY(state_add_table(s, job, err));
     qsort(s->items, s->tensor_count, sizeof(*s->items), compare_items);

@@ -77,9 +77,10 @@ static tdm_status state_broadcast_small(tdm__state *s, tdm_error *err)
     struct {
         tdm_plateau plateau, early_stop;
         tdm__skips skips;
-        double rounds, period;
+        double rounds, period, choice;
         uint64_t from_file_count;
-    } all = {s->plateau, s->early_stop, s->skips, s->rounds, s->period, s->from_file_count};
+    } all = {s->plateau, s->early_stop, s->skips,          s->rounds,
+             s->period,  s->choice,     s->from_file_count};
     if (tdm__size_of(s->comm) == 1) return TDM_OK;
     TDM_TRY(tdm_group_broadcast(tdm_comm_world(s->comm), &all, sizeof(all), TDM_DTYPE_U8, 0, err));
     s->plateau = all.plateau;
@@ -87,6 +88,7 @@ static tdm_status state_broadcast_small(tdm__state *s, tdm_error *err)
     s->skips = all.skips;
     s->rounds = all.rounds;
     s->period = all.period;
+    s->choice = all.choice;
     s->from_file_count = (size_t)all.from_file_count;
     if (s->weights)
         return tdm_group_broadcast(tdm_comm_world(s->comm), s->weights, (size_t)s->replica_count,

@@ -42,7 +42,7 @@ typedef struct trainer_snapshot {
     tdm_position position;
     tdm_plateau plateau, early_stop;
     tdm__skips skips;
-    double rounds;
+    double rounds, choice;
     double loss, grad_norm, smooth_loss, lr, consensus, divergence, period;
     tdm_metrics test;
     tdm__ledger_line line;
@@ -61,6 +61,7 @@ static void snapshot_save(tdm__trainer *t)
                           .early_stop = t->state.early_stop,
                           .skips = t->state.skips,
                           .rounds = t->state.rounds,
+                          .choice = t->state.choice,
                           .loss = s->loss,
                           .grad_norm = s->grad_norm,
                           .smooth_loss = s->smooth_loss,
@@ -90,6 +91,7 @@ static void snapshot_load(tdm__trainer *t, const trainer_snapshot *m)
     t->state.early_stop = m->early_stop;
     t->state.skips = m->skips;
     t->state.rounds = m->rounds;
+    t->state.choice = m->choice;
     s->loss = m->loss;
     s->grad_norm = m->grad_norm;
     s->smooth_loss = m->smooth_loss;
@@ -667,12 +669,12 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
         t->clock.first_sample = t->position.samples;
         t->clock.first_step = t->position.step;
     }
+    TDM_TRY(tdm__prepare_compression(t, first && t->position.step == 0, err));
     snapshot_save(t);
     if (first)
         tdm__say_start(t);
     else
         say_recovery(t, &recovery, from_memory, begin_s);
-    if (first && t->position.step == 0) TDM_TRY(tdm__say_payoff(t, err));
     tdm__start_clock(t);
     if (first) tdm__tell(t, TDM_TRAIN_EVENT_START);
     t->session.has_entered = true;

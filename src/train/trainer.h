@@ -190,9 +190,9 @@ void tdm__put_log_lines(tdm__trainer *t);
 tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err);
 /* With sync.kind gossip: computes the mean of the replicas, which is evaluated and saved. Collective. */
 tdm_status tdm__average(tdm__trainer *t, tdm_error *err);
-/* Logs whether the job's compression pays, or, with several hosts, whether one would. Before the first step of a run.
- * Collective. (train_compress.c) */
-tdm_status tdm__say_payoff(tdm__trainer *t, tdm_error *err);
+/* With compress.auto: chooses a method, or takes over the choice. If `says`, before the first step of a run, logs whether
+ * compression pays. Collective. (train_compress.c) */
+tdm_status tdm__prepare_compression(tdm__trainer *t, bool says, tdm_error *err);
 tdm_status tdm__measure_test(tdm__trainer *t, tdm_error *err);
 void tdm__start_clock(tdm__trainer *t);
 /* Log lines at the start and at the end. */

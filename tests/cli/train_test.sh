@@ -154,6 +154,22 @@ test_traffic() {
         "5 5 5 " "updates in the histograms of staleness"
 }
 
+# On one host nothing is sent, so nothing is compressed. The choice is made once, and stays when the run continues.
+test_the_compression_is_chosen() {
+    local sets=(--set compress.auto=true --set compress.min_elements=10) workers
+    assert_exit 0 "$TANDEM" train job.yaml -q -n 1 --set run.dir=auto "${sets[@]}" --set train.epochs=1
+    assert_exit 0 "$TANDEM" inspect auto/tiny-1/checkpoints/step-000000000005.safetensors
+    assert_contains "$out" "compress.choice"
+    assert_exit 0 "$TANDEM" train -q -n 3 --resume auto/tiny-1 --set train.epochs=3
+    local hash
+    hash=$(hash_in "$out")
+    assert_exit 0 grep 'compress.auto chooses' auto/tiny-1/log.jsonl
+    assert_equal "$(wc -l <<<"$out")" 1 "choices of a run"
+    assert_contains "$out" "4 replicas: compress.auto chooses none"
+    assert_exit 0 "$TANDEM" train job.yaml -q -n 4 --set run.dir=auto "${sets[@]}"
+    assert_equal "$(hash_in "$out")" "$hash" "the hash with 4 workers"
+}
+
 test_what_a_run_holds() {
     assert_exit 0 "$TANDEM" train job.yaml -n 2 --set run.dir=held --set run.log_every_steps=1
     assert_contains "$out" "done at step 15"

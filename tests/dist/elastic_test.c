@@ -78,6 +78,11 @@ static const model models[] = {
      "optim: {kind: sgd, momentum: 0.9}\nparallel: {lanes: 8}\nsync: {replicas: 8}\n"
      "compress: {rank: 2, start_step: 3, min_elements: 100}\n",
      .max_zero = 1},
+    {"auto",
+     "name: auto\nseed: 10\ndata: {train: data.csv, test_fraction: 0.2}\n"
+     "model: {hidden: [96]}\ntrain: {batch: 30, epochs: 4}\nparallel: {lanes: 8}\n"
+     "sync: {replicas: 8}\ncompress: {auto: true}\n",
+     .max_zero = 1},
     {"async",
      "name: async\nseed: 8\ndata: {train: data.csv, test_fraction: 0.2}\n"
      "model: {hidden: [96], dropout: 0.1}\ntrain: {batch: 30, epochs: 4}\n"

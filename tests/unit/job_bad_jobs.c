@@ -463,6 +463,15 @@ const bad_job bad_jobs[] = {
     {JOB("data: {train: x.csv}\ncompress: {quantise: int8, momentum: 0.5}\n"), NO_SET,
      "job.yaml:2:28: 'compress.momentum' accumulates elements that are not sent; set "
      "'compress.sparsify', or remove this key\n"},
+    {JOB("data: {train: x.csv}\ncompress: {auto: true, quantise: int8}\n"), NO_SET,
+     "job.yaml:2:12: 'compress.auto' chooses a method, but the job sets one; remove it, or "
+     "'compress.sparsify', 'compress.quantise' and 'compress.rank'\n"},
+    {JOB("data: {train: x.csv}\ncompress: {auto: true, feedback: no}\n"), NO_SET,
+     "job.yaml:2:24: 'compress.auto' chooses among methods with error feedback; set "
+     "'compress.feedback' to true\n"},
+    {JOB("data: {train: x.csv}\ncompress: {auto: true}\nsync: {kind: server, mode: async}\n"), NO_SET,
+     "job.yaml:2:12: 'compress.auto' compares with an all_reduce, which 'sync.kind: server' does "
+     "not make; set 'compress.sparsify' or 'compress.quantise'\n"},
     {JOB("data: {train: x.csv}\ncompress: {rank: 4, quantise: int8}\n"), NO_SET,
      "job.yaml:2:12: 'compress.rank' (PowerSGD) sends sums of factors, which cannot be sparse or "
      "quantised; remove it, or 'compress.sparsify' and 'compress.quantise'\n"},

@@ -242,7 +242,7 @@ static void test_keys_without_effect(void)
          "no effect unless 'sync.adapt_lr' or 'sync.adapt_divergence' is above 0"},
         {SMALLEST "sync: {kind: server, mode: stale, staleness: 2}\n", NULL, NULL},
         {SMALLEST "compress: {ratio: 0.5}\n", NULL,
-         "no effect unless 'compress.sparsify', 'compress.quantise' or 'compress.rank' is set"},
+         "no effect unless 'compress.sparsify', 'compress.quantise', 'compress.rank' or 'compress.auto' is set"},
         {SMALLEST "compress: {quantise: int8, ratio: 0.5}\n", NULL,
          "no effect unless 'compress.sparsify' is topk, topk_sampled or randomk"},
         {SMALLEST "compress: {quantise: int8, levels: 3}\n", NULL,

@@ -230,7 +230,9 @@ static void random_replicas(tdm_job *job)
     }
     bool compresses = job->compress.sparsify != TDM_JOB_SPARSIFY_NONE ||
                       job->compress.quantise != TDM_JOB_QUANTISE_NONE;
-    if (compresses || async || gossip) job->compress.rank = 0;
+    if (compresses || async || gossip) job->compress.automatic = false;
+    if (compresses || async || gossip || job->compress.automatic) job->compress.rank = 0;
+    if (job->compress.automatic) job->compress.feedback = compresses = true;
     if (job->compress.rank > 0) job->compress.feedback = compresses = true;
     bool local = job->sync.kind == TDM_JOB_SYNC_LOCAL || gossip;
     if (job->compress.sparsify == TDM_JOB_SPARSIFY_NONE) job->compress.momentum = 0;
@@ -278,6 +280,7 @@ static void random_sparse(tdm_job *job)
     job->sync.staleness = 4;
     job->compress.sparsify = TDM_JOB_SPARSIFY_NONE;
     job->compress.quantise = TDM_JOB_QUANTISE_NONE;
+    job->compress.automatic = false;
     job->compress.rank = 0;
     job->compress.momentum = 0;
 }
