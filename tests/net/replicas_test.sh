@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Jobs whose replicas keep state (local steps, gossip, top-k, sign, random-k, DGC, asynchronous updates) on one, two and three hosts in network
+# Jobs whose replicas keep state (local steps, gossip, top-k, sign, random-k, DGC, PowerSGD, asynchronous updates) on one, two and three hosts in network
 # namespaces, with agents that are started as by ssh: each ends with the state hash of one rank, also if a worker is
 # killed on the way, and if the whole session is killed and resumed with another number of ranks.
 #   replicas_test.sh TANDEM [JOB...]
-# Jobs: local gossip topk sign randomk dgc async live. With async and live, two of three hosts die as well; the order of a live
+# Jobs: local gossip topk sign randomk dgc power async live. With async and live, two of three hosts die as well; the order of a live
 # run is then repeated on one rank. Needs root, `ip`, the kernel's namespaces and etcd (make setup-etcd); without
 # them the test is skipped (77).
 set -euo pipefail
@@ -52,13 +52,16 @@ compress: {sparsify: randomk, ratio: 0.1, quantise: f16, min_elements: 100}'
 more[dgc]='optim: {kind: sgd, lr: 0.05, momentum: 0}
 sync: {replicas: 8}
 compress: {sparsify: topk_sampled, ratio: 0.01, momentum: 0.9, clip_norm: 1, warmup: 100, min_elements: 100}'
+more[power]='optim: {kind: sgd, lr: 0.02, momentum: 0.9}
+sync: {replicas: 8}
+compress: {rank: 2, start_step: 20, min_elements: 100}'
 more[async]='optim: {kind: adamw, lr: 0.003}
 sync: {kind: server, mode: async, replicas: 8, compensation: 0.04, jitter: 0.5}'
 more[live]="${more[async]}"
 more[live]="${more[live]/jitter: 0.5/order: live}"
 # Phases of a step in which a worker is killed, and in which one stops; all ranks take part in a round of updates.
 declare -A stops=([async]=reduce [live]=reduce)
-declare -A phase=([async]=reduce [local]=replica [gossip]=replica [topk]=replica [sign]=reduce [randomk]=update [dgc]=torn)
+declare -A phase=([async]=reduce [local]=replica [gossip]=replica [topk]=replica [sign]=reduce [randomk]=update [dgc]=torn [power]=factor)
 
 job_make "$work/plain.yaml"
 for job in "${!more[@]}"; do
@@ -199,7 +202,7 @@ is_repeated() {
     echo "ok   live-rest: $(wc -l <"$1/order.jsonl") updates, repeated on one rank"
 }
 
-[ $# -gt 0 ] || set -- local gossip topk sign randomk dgc async live
+[ $# -gt 0 ] || set -- local gossip topk sign randomk dgc power async live
 for job in "$@"; do
     if [ "$job" = live ]; then
         two_die live
