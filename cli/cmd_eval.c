@@ -253,6 +253,7 @@ static void add_text(const evaluation *e, bool all, tdm_str *out)
                      tdm_text_count((uint64_t)e->metrics.target_count, samples));
     tdm_str_addf(out, "loss        %.6f\naccuracy    %.2f %%\n", e->metrics.loss,
                  100 * e->metrics.accuracy);
+    if (e->metrics.has_auc) tdm_str_addf(out, "AUC         %.4f\n", e->metrics.auc);
     if (!e->confusion) {
         tdm_str_addf(out, "(no counts per class: there are more than %d classes, namely %lld)\n",
                      MATRIX_MAX_CLASSES, (long long)e->V);
@@ -307,6 +308,7 @@ static void add_json(const evaluation *e, tdm_str *out)
         tdm_json_put_int(&w, "tokens", e->metrics.target_count);
     tdm_json_put_double(&w, "loss", e->metrics.loss);
     tdm_json_put_double(&w, "accuracy", e->metrics.accuracy);
+    if (e->metrics.has_auc) tdm_json_put_double(&w, "auc", e->metrics.auc);
     if (e->metrics.bad_count > 0) tdm_json_put_int(&w, "not_finite", e->metrics.bad_count);
     if (e->confusion) add_json_classes(e, &w);
     tdm_json_object_end(&w);

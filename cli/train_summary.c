@@ -114,6 +114,7 @@ void train_summary_json(const tdm_train_result *r, const train_ranks *ranks, tdm
     if (r->has_test) {
         tdm_json_put_double(&w, "test_loss", r->test.loss);
         tdm_json_put_double(&w, "test_accuracy", r->test.accuracy);
+        if (r->test.has_auc) tdm_json_put_double(&w, "test_auc", r->test.auc);
         tdm_json_put_int(&w, "test_samples", r->test.sample_count);
     }
     if (ranks->count > 0) put_ranks(&w, ranks);

@@ -39,6 +39,11 @@ typedef struct tdm_metrics {
      * count as wrong, and the loss is NaN. A logit of -infinity excludes a class; if that is the true
      * class, the loss is infinite. */
     int64_t bad_count;
+    /* Models of sparse samples: the area under the ROC curve, the probability that a sample of the second class has a
+     * higher score than one of the first; equal scores count half. Not if all samples are of one class, if there is a
+     * target without a prediction, or if memory runs out. */
+    bool has_auc;
+    double auc;
 } tdm_metrics;
 
 /* The data set must have classes. `confusion` (may be NULL) gets class_count x class_count counts,

@@ -16,6 +16,7 @@
 #include <tandem/os.h>
 
 #include "base/base.h"
+#include "data/data.h"
 #include "eval/eval.h"
 #include "eval/exact_sum.h"
 
@@ -42,6 +43,7 @@ struct tdm_predictor {
     void *run_user;
     tdm_predictor_fill_fn fill; /* NULL: tdm_dataset_gather */
     void *fill_user;
+    float *scores; /* during an evaluation: of all samples, for the AUC; NULL: not wanted */
 };
 
 /* The results of batches. All fields are doubles, so that a record can be sent as an array; counts are exact. */
@@ -220,6 +222,7 @@ static tdm_status measure_batch(tdm_predictor *p, const tdm_dataset *dataset, in
             r->bad++;
             continue;
         }
+        if (p->scores) p->scores[first + i] = logits[1] - logits[0];
         int64_t truth = p->classes[i], guess = tdm_argmax(logits, V);
         r->correct += guess == truth;
         record_loss(r, cross_entropy(logits, V, truth));
@@ -236,6 +239,49 @@ static void record_merge(record *sum, const record *r)
     sum->bad += r->bad;
 }
 
+typedef struct scored {
+    float score;
+    int32_t truth;
+} scored;
+
+static int compare_scores(const void *a, const void *b)
+{
+    const scored *x = a, *y = b;
+    return (x->score > y->score) - (x->score < y->score);
+}
+
+/* The pairs of a sample of each class in which that of the second class has the higher score, times two; a pair with
+ * equal scores counts one. All numbers are whole, so no bit depends on the order of equal scores. */
+static double count_pairs(const scored *all, int64_t count)
+{
+    uint64_t twice = 0, negatives = 0;
+    for (int64_t begin = 0, end; begin < count; begin = end) {
+        uint64_t positive = 0, negative = 0;
+        for (end = begin; end < count && all[end].score == all[begin].score; end++)
+            *(all[end].truth == 1 ? &positive : &negative) += 1;
+        twice += positive * (2 * negatives + negative);
+        negatives += negative;
+    }
+    return (double)twice;
+}
+
+static void add_auc(const tdm_predictor *p, const tdm_dataset *dataset, tdm_metrics *m)
+{
+    int64_t count = m->sample_count;
+    double positives = 0;
+    scored *all = p->scores && m->bad_count == 0 ? calloc((size_t)count + 1, sizeof(*all)) : NULL;
+    if (!all) return;
+    for (int64_t i = 0; i < count; i++) {
+        all[i] = (scored){p->scores[i], tdm_dataset_class(dataset, i)};
+        positives += all[i].truth == 1;
+    }
+    qsort(all, (size_t)count, sizeof(*all), compare_scores);
+    double pairs = positives * ((double)count - positives);
+    m->has_auc = pairs > 0;
+    if (m->has_auc) m->auc = count_pairs(all, count) / (2 * pairs);
+    free(all);
+}
+
 static tdm_metrics metrics_of(const tdm_predictor *p, const tdm_dataset *dataset, const record *sum)
 {
     int64_t samples = tdm_dataset_info_of(dataset)->sample_count;
@@ -249,16 +295,33 @@ static tdm_metrics metrics_of(const tdm_predictor *p, const tdm_dataset *dataset
                          .bad_count = (int64_t)sum->bad};
 }
 
+/* Only models of sparse samples have a fill function, and they have two classes. */
+static void scores_begin(tdm_predictor *p, const tdm_dataset *dataset)
+{
+    size_t count = (size_t)tdm_dataset_info_of(dataset)->sample_count;
+    if (p->fill && p->V == 2) p->scores = calloc(count + 1, sizeof(*p->scores));
+}
+
+static void scores_end(tdm_predictor *p)
+{
+    free(p->scores);
+    p->scores = NULL;
+}
+
 tdm_metrics tdm_evaluate(tdm_predictor *predictor, const tdm_dataset *dataset, int64_t *confusion)
 {
     int64_t K = predictor->class_count;
     record sum = {0};
     assert(!predictor->run);
     if (confusion) memset(confusion, 0, (size_t)(K * K) * sizeof(*confusion));
+    scores_begin(predictor, dataset);
     for (int64_t b = 0; b < batch_count(predictor, dataset); b++)
         (void)measure_batch(predictor, dataset, b, &sum, confusion,
                             NULL); /* cannot fail: no run() */
-    return metrics_of(predictor, dataset, &sum);
+    tdm_metrics out = metrics_of(predictor, dataset, &sum);
+    add_auc(predictor, dataset, &out);
+    scores_end(predictor);
+    return out;
 }
 
 /* Executes the rounds of this rank: its batches, and in a round without one only run(), for its collectives. */
@@ -285,14 +348,27 @@ tdm_status tdm_evaluate_together(tdm_predictor *predictor, const tdm_dataset *da
     int64_t rounds = (batch_count(predictor, dataset) + size - 1) / size;
     size_t count = (size_t)size;
     record *records = calloc(count, sizeof(*records)), sum = {0};
+    scores_begin(predictor, dataset);
     /* This rank then does not take part; the others detect that by its exit or by their deadline. */
-    if (!records) return tdm_fail_oom(err, "for %zu records", count);
+    if (!records || (predictor->fill && !predictor->scores)) {
+        free(records);
+        scores_end(predictor);
+        return tdm_fail_oom(err, "for %zu records", count);
+    }
     tdm_status status = run_rounds(predictor, dataset, rank, size, rounds, &records[rank], err);
+    if (status == TDM_OK && size > 1 && predictor->scores) /* each is zero on all ranks but one */
+        status = tdm_group_all_reduce(tdm_comm_world(comm), NULL, predictor->scores,
+                                      (size_t)tdm_dataset_info_of(dataset)->sample_count,
+                                      TDM_DTYPE_F32, TDM_REDUCE_SUM, err);
     if (status == TDM_OK && size > 1)
         status = tdm_group_all_gather(tdm_comm_world(comm), NULL, records, count * RECORD_NUMBERS,
                                       TDM_DTYPE_F64, err);
     for (int r = 0; status == TDM_OK && r < size; r++) record_merge(&sum, &records[r]);
-    if (status == TDM_OK) *out = metrics_of(predictor, dataset, &sum);
+    if (status == TDM_OK) {
+        *out = metrics_of(predictor, dataset, &sum);
+        add_auc(predictor, dataset, out);
+    }
+    scores_end(predictor);
     free(records);
     return status;
 }

@@ -95,6 +95,7 @@ static void put_test_metrics(tdm__trainer *t)
     tdm_json_writer w = begin_metrics(t);
     tdm_json_put_double(&w, "test_loss", t->status.test.loss);
     tdm_json_put_double(&w, "test_accuracy", t->status.test.accuracy);
+    if (t->status.test.has_auc) tdm_json_put_double(&w, "test_auc", t->status.test.auc);
     tdm_json_object_end(&w);
     tdm__run_put_metrics(&t->run);
 }
@@ -452,6 +453,9 @@ static tdm_status test_evaluate(tdm__trainer *t, tdm_error *err)
     tdm__say(t, TDM_LOG_INFO, "step %llu: test loss %.4f, accuracy %.2f %%",
              (unsigned long long)t->position.step, t->status.test.loss,
              100 * t->status.test.accuracy);
+    if (t->status.test.has_auc)
+        tdm__say(t, TDM_LOG_INFO, "step %llu: test AUC %.4f", (unsigned long long)t->position.step,
+                 t->status.test.auc);
     if (t->status.test.bad_count > 0)
         tdm__say(t, TDM_LOG_WARN,
                  "step %llu: the model gives NaN or infinity for %lld of %lld test samples",

@@ -61,6 +61,24 @@ test_eval_and_predict() {
     assert_equal "$(cut -d , -f 4 <<<"$out" | tail -n +2)" "$(cut -f 1 clicks.tsv)" "the truth"
 }
 
+# The area under the ROC curve: the same at the end of training on any number of workers, in metrics and in eval; and as
+# counted here from pairs of predictions.
+test_auc() {
+    local trained counted
+    assert_exit 0 "$TANDEM" train job.yaml --json --set name=auc -n 3
+    trained=$(sed -n 's/.*"test_auc":\([0-9.]*\).*/\1/p' <<<"$out" | tail -1)
+    assert_contains "$(cat runs/auc-1/metrics.jsonl)" "\"test_auc\":$trained"
+    assert_exit 0 "$TANDEM" eval runs/auc-1 --json
+    assert_contains "$out" "\"auc\":$trained"
+    assert_exit 0 "$TANDEM" predict runs/auc-1 clicks.tsv
+    counted=$(awk -F , 'NR > 1 { p[NR] = $2 == 1 ? $3 : 1 - $3; y[NR] = $4 }
+        END { for (i in p) for (k in p) if (y[i] == 1 && y[k] == 0) { n++; u += p[i] > p[k] ? 1 : p[i] == p[k] ? 0.5 : 0 }
+            print u / n }' <<<"$out")
+    assert_exit 0 "$TANDEM" eval runs/auc-1 --data clicks.tsv --json
+    awk -v a="$(sed -n 's/.*"auc":\([0-9.]*\).*/\1/p' <<<"$out")" -v b="$counted" \
+        'BEGIN { exit !(a > 0.5 && a - b < 0.001 && b - a < 0.001) }' || fail "eval has $out, counted $counted"
+}
+
 test_inspect_predicts_the_table() {
     assert_exit 0 "$TANDEM" inspect job.yaml --json -n 1
     local rows bytes
