@@ -36,6 +36,8 @@ METHODS = [
     ("local SGD, H = 8", ADAMW, LOCAL),
     ("local SGD, H = 8, second half", ADAMW, {**LOCAL, "sync.start_step": "{half}"}),
     ("DiLoCo, H = 50", ADAMW, {"sync.kind": "local", "sync.period": 50, "sync.outer": "nesterov"}),
+    ("gossip, exponential graph", ADAMW, {"sync.kind": "gossip", "sync.period": 1}),
+    ("gossip, ring, period 8", ADAMW, {"sync.kind": "gossip", "sync.period": 8, "sync.graph": "ring"}),
     ("async", ADAMW, {**ASYNC, "optim.beta1": 0}),
     ("stale, bound 4, a slow worker", ADAMW, {**STALE, "optim.beta1": 0}),
     ("top-k 1 %", ADAMW, {**TOPK, "compress.ratio": 0.01}),

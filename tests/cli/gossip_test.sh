@@ -60,6 +60,20 @@ test_balance_moves_replicas() {
     assert_equal "$hash" "$want" "the hash with replicas that move"
 }
 
+# A round in which a replica gets a non-finite number changes nothing, on any number of ranks.
+test_rounds_that_are_skipped() {
+    local ranks expected='' skipped
+    awk 'NR % 60 == 30 { gsub(/[-0-9.]+,/, "3e38,") } 1' data.csv >huge.csv
+    for ranks in 1 3; do
+        trains "$ranks" --set data.train=huge.csv --set data.normalise=none --set train.bad_numbers=skip \
+            --set train.bad_numbers_most=1000
+        skipped=$(metrics skipped | tail -1)
+        [ "${skipped:-0}" -gt 0 ] || fail "no round was skipped on $ranks ranks"
+        expected=${expected:-$hash}
+        assert_equal "$hash" "$expected" "the hash with skipped rounds on $ranks ranks"
+    done
+}
+
 test_what_cannot_be_is_refused() {
     assert_exit 2 "$TANDEM" train job.yaml -q "${common[@]}" --set parallel.lanes=1 --set sync.replicas=auto
     assert_contains "$err" "sync.kind gossip needs at least two replicas, but this job has 1"
