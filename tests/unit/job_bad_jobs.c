@@ -469,7 +469,8 @@ const bad_job bad_jobs[] = {
     {JOB("data: {train: x.csv}\ncompress: {auto: true, feedback: no}\n"), NO_SET,
      "job.yaml:2:24: 'compress.auto' chooses among methods with error feedback; set "
      "'compress.feedback' to true\n"},
-    {JOB("data: {train: x.csv}\ncompress: {auto: true}\nsync: {kind: server, mode: async}\n"), NO_SET,
+    {JOB("data: {train: x.csv}\ncompress: {auto: true}\nsync: {kind: server, mode: async}\n"),
+     NO_SET,
      "job.yaml:2:12: 'compress.auto' compares with an all_reduce, which 'sync.kind: server' does "
      "not make; set 'compress.sparsify' or 'compress.quantise'\n"},
     {JOB("data: {train: x.csv}\ncompress: {rank: 4, quantise: int8}\n"), NO_SET,
