@@ -138,7 +138,7 @@ static void bench_run(void)
 {
     const settings *s = &bench.s;
     worker workers[MAX_WORKERS] = {{0}};
-    pthread_t threads[MAX_WORKERS];
+    pthread_t threads[MAX_WORKERS] = {0};
     char dir[] = "/tmp/tandem-bench-XXXXXX", run[64];
     if (!mkdtemp(dir)) die("directory", "cannot create it");
     snprintf(run, sizeof(run), "%s/run", dir);

@@ -84,7 +84,8 @@ static int worker_run(int number)
     for (int step = 0; step < STEPS; step++) {
         int classes[BATCH];
         for (int i = 0; i < BATCH; i++) {
-            uint64_t sample = (uint64_t)(((step * WORKERS) + number) * BATCH + i);
+            uint64_t first = ((uint64_t)step * WORKERS + (uint64_t)number) * BATCH;
+            uint64_t sample = first + (uint64_t)i;
             classes[i] = sample_make(TEST_SAMPLES + sample, keys + i * PER_SAMPLE);
         }
         if (tdm_server_client_pull(client, keys, MAX_KEYS, weights, NULL, &err) != TDM_OK)

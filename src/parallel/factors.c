@@ -169,7 +169,7 @@ static tdm_status factors_sum(tdm__factors *f, size_t count, float *out, bool *f
     team->codec_seconds += tdm_clock_s() - begin;
     begin = tdm_clock_s();
     if (team->size == 1) {
-        memcpy(out, parts[0], count * sizeof(*out));
+        if (part_count > 0) memcpy(out, parts[0], count * sizeof(*out));
     } else {
         tdm_call call = {.kind = TDM_CALL_ALL_REDUCE,
                          .dtype = TDM_DTYPE_F32,

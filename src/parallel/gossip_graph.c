@@ -53,7 +53,7 @@ static void exponential_targets(const tdm_gossip_graph *graph, uint64_t round, i
                                 int64_t *out)
 {
     uint64_t levels = (uint64_t)gossip_levels(graph->replica_count);
-    uint64_t degree = (uint64_t)graph->target_count;
+    uint64_t degree = levels > 0 ? (uint64_t)graph->target_count : 0;
     for (uint64_t i = 0; i < degree; i++) {
         uint64_t level = (round % levels * (degree % levels) + i) % levels;
         out[i] = (replica + (INT64_C(1) << level)) % graph->replica_count;

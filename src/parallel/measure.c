@@ -67,7 +67,7 @@ static tdm_status trial_prepare(trial *t, tdm_codec_options options, tdm_error *
     bool missing = false;
     options.min_elements = 1;
     options.min_rate = 1e-9; /* factors of any rank */
-    if (options.rank > 0 && options.rank > TRIAL_ROWS) options.rank = TRIAL_ROWS;
+    if (options.rank > TRIAL_ROWS) options.rank = TRIAL_ROWS;
     TDM_TRY(tdm_codec_create(&options, &tensor, 1, &t->codec, err));
     t->p_count = tdm_codec_lowrank_p_elements(t->codec);
     t->q_count = tdm_codec_lowrank_q_elements(t->codec);

@@ -138,7 +138,7 @@ static tdm_status mean_window(mean_pass *pass, tdm_error *err)
                          .lanes = &lanes,
                          .parts = parts};
         TDM_TRY(tdm_call_run(team->group, &call, err));
-    } else {
+    } else if (pass->node_count > 0) {
         memcpy(gossip->mean, parts[0], pass->count * sizeof(float));
     }
     float scale = 1.0f / (float)replicas->count; /* exact: a power of two */

@@ -175,7 +175,7 @@ static tdm_status replica_store(tdm_team *team, int64_t replica, float *sum, boo
     if (status == TDM_OK && !replica_sums_first(team))
         tdm__replica_write_end(run->replicas, replica, team->in.step);
     tdm__undo_write_end(team->undo_log);
-    if (status != TDM_ERR_DIVERGED) return status;
+    if (status != TDM_ERR_DIVERGED || !sum) return status;
     tdm__compress_fail(run->compress, replica); /* a residual became infinite */
     sum[0] = NAN;
     return TDM_OK;

@@ -30,7 +30,7 @@ int64_t tdm_tree_lanes_of(const tdm_job *job)
 tdm_status tdm__replicas_check(const tdm_job *job, tdm_error *err)
 {
     int64_t replicas = tdm_replicas_of(job), lanes = tdm_tree_lanes_of(job);
-    if (lanes > TDM_MAX_LANES)
+    if (replicas > 0 && lanes > TDM_MAX_LANES)
         return tdm_fail(err, TDM_ERR_JOB_INVALID,
                         "with sync.kind server each of the %lld replicas has all %lld lanes, but a "
                         "job can have %d in all; set parallel.lanes to %lld",

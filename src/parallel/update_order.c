@@ -187,6 +187,7 @@ static void order_update(order_pass *pass, const tdm__begun *begun, int64_t inde
         tdm__statistic_visit(team->graphs[0].graph, team->own[o].cells, order_follow_statistic,
                              pass);
     order_copy(pass);
+    pass->delay = NULL;
 }
 
 tdm_status tdm__order_update_run(tdm_team *team, tdm_step_result *result, tdm_error *err)

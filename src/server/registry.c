@@ -185,12 +185,17 @@ bool tdm__server_registry_load(tdm__server_registry *registry, const uint8_t *by
     if (head.count > TDM__SERVER_MAX_CLIENTS ||
         count != sizeof(head) + head.count * sizeof(*registry->clients))
         return false;
+    tdm__server_registry loaded = {0};
+    if (!registry_reserve(&loaded, (size_t)head.count + 1)) {
+        tdm__server_registry_release(&loaded);
+        return false;
+    }
+    memcpy(loaded.clients, bytes + sizeof(head), count - sizeof(head));
+    memset(loaded.lost_s, 0, loaded.capacity * sizeof(*loaded.lost_s));
+    loaded.count = (size_t)head.count;
+    loaded.round = head.round;
+    loaded.top_clock = head.top_clock;
     tdm__server_registry_release(registry);
-    if (!registry_reserve(registry, (size_t)head.count + 1)) return false;
-    memcpy(registry->clients, bytes + sizeof(head), count - sizeof(head));
-    memset(registry->lost_s, 0, registry->capacity * sizeof(*registry->lost_s));
-    registry->count = (size_t)head.count;
-    registry->round = head.round;
-    registry->top_clock = head.top_clock;
+    *registry = loaded;
     return true;
 }

@@ -261,7 +261,7 @@ static void window_fill(const tdm_sparse *s, const loading *l, uint64_t first, u
                         bool pending, const size_t at[PART_KIND_COUNT], char *out)
 {
     for (int kind = 0; kind < PART_KIND_COUNT; kind++) {
-        if (!part_exists(s, kind) || part_is_pending(kind) != pending) continue;
+        if (!l->parts[kind] || part_is_pending(kind) != pending) continue;
         size_t row_bytes = part_row_bytes(s, kind);
         memcpy(out + at[kind], (const char *)l->parts[kind]->data + first * row_bytes,
                (size_t)count * row_bytes);
@@ -333,7 +333,7 @@ tdm_status tdm_sparse_load(tdm_sparse *sparse, const tdm_tensor *parts, tdm_erro
     loading l = {.bounds = calloc(2 * ((size_t)sparse->size + 1), sizeof(*l.bounds))};
     tdm_status status = l.bounds ? TDM_OK : tdm_fail_oom(err, "to load a sparse table");
     status = tdm_comm_agree(sparse->comm, status, NULL, err);
-    if (status == TDM_OK) status = loading_run(sparse, parts, &l, err);
+    if (status == TDM_OK && l.bounds) status = loading_run(sparse, parts, &l, err);
     free(l.bounds);
     return status;
 }

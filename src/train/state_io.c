@@ -273,7 +273,7 @@ static void restored_numbers(const void *source, int block, size_t param, size_t
                              size_t count, float *out)
 {
     const restoring *r = source;
-    const tdm_named_tensor *from = r->from[block][param];
+    const tdm_named_tensor *from = r->from[block] ? r->from[block][param] : NULL;
     /* Statistics and buffers are in the checkpoint only once. */
     if (!from && block == TDM_BLOCK_EMA) from = r->from[TDM_BLOCK_PARAMS][param];
     if (from) tensor_copy_part(&from->tensor, first, count, out);

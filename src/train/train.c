@@ -128,7 +128,7 @@ static tdm_status nonfinite_explain(tdm__trainer *t, tdm_bad_number *bad, tdm_st
                      "a replica got it in one of the steps %llu to %llu, which replicas train "
                      "with models that differ (sync.kind), so the op is not searched for",
                      (unsigned long long)t->position.step + 1,
-                     (unsigned long long)(t->position.step + t->round_steps));
+                     (unsigned long long)t->position.step + t->round_steps);
         return TDM_OK;
     }
     if (t->state.sparse) {

@@ -77,12 +77,12 @@ static tdm_status libsvm_feature(libsvm_reader *reader, const char *at, const ch
         return tdm__lines_fail(&reader->lines, at, err,
                                "the index exceeds the limit of %llu; map the features to smaller "
                                "numbers",
-                               (unsigned long long)(UINT32_MAX + reader->first_index));
+                               (unsigned long long)UINT32_MAX + reader->first_index);
     if ((int64_t)index <= *previous)
         return tdm__lines_fail(&reader->lines, at, err,
                                "index %llu follows index %llu; each feature may occur once in a "
                                "sample, in increasing order: sort them",
-                               (unsigned long long)(index + reader->first_index),
+                               (unsigned long long)index + reader->first_index,
                                (unsigned long long)*previous + reader->first_index);
     double value;
     tdm__number_result result = tdm__number_parse(p + 1, (size_t)(end - p - 1), &value);
