@@ -336,7 +336,7 @@ static void nothing_is_lost(void)
         if (workers[i].longest_s > longest_s) longest_s = workers[i].longest_s;
     }
     printf("%d kills, %llu flushed pushes, the longest took %.3f s\n", done,
-           (unsigned long long)(workers[0].pushes + workers[1].pushes), longest_s);
+           (unsigned long long)workers[0].pushes + workers[1].pushes, longest_s);
     kill(mortal_pid, SIGKILL);
     waitpid(mortal_pid, NULL, 0);
     CHECK_TEXT(victim_worker->problem, "");
