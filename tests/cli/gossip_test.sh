@@ -11,19 +11,6 @@ make_job job.yaml
 printf 'sync: {kind: gossip, replicas: 4, period: 2, graph: random}\n' >>job.yaml
 common=(--set run.dir=runs --set data.test_fraction=0.2 --set run.log_every_steps=1)
 
-# trains N [ARGUMENT...]: sets run and hash.
-trains() {
-    local ranks=$1
-    shift
-    assert_exit 0 "$TANDEM" train job.yaml -q --json -n "$ranks" "${common[@]}" "$@"
-    hash=$(hash_in "$out")
-    run=$(json_value run <<<"$out")
-    [ -n "$hash" ] || fail "no hash in $out"
-}
-
-# The numbers of a field of the metrics, one per line.
-metrics() { sed -n "s/.*\"$1\":\([^,}]*\).*/\1/p" "$run/metrics.jsonl"; }
-
 trains 1
 want=$hash
 want_distances=$(metrics consensus_distance)

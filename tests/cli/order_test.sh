@@ -10,16 +10,6 @@ make_job job.yaml
 printf 'sync: {kind: server, mode: async, replicas: 4, jitter: 0.5}\n' >>job.yaml
 common=(--set run.dir=runs --set data.test_fraction=0.2 --set checkpoint.every_steps=5)
 
-# trains N [ARGUMENT...]: sets run and hash.
-trains() {
-    local ranks=$1
-    shift
-    assert_exit 0 "$TANDEM" train job.yaml -q --json -n "$ranks" "${common[@]}" "$@"
-    hash=$(hash_in "$out")
-    run=$(json_value run <<<"$out")
-    [ -n "$hash" ] || fail "no hash in $out"
-}
-
 trains 1
 first=$run want=$hash
 recorded=(--set sync.order=recorded --set "sync.order_from=$first")

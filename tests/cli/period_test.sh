@@ -11,17 +11,6 @@ printf 'sync: {kind: local, replicas: 4, period: 2, adapt_divergence: 0.012, max
 common=(--set run.dir=runs --set data.test_fraction=0.2 --set run.log_every_steps=1 --set train.steps=60
     --set checkpoint.every_steps=5 --set checkpoint.keep=100)
 
-# trains N [ARGUMENT...]: sets run and hash.
-trains() {
-    local ranks=$1
-    shift
-    assert_exit 0 "$TANDEM" train job.yaml -q --json -n "$ranks" "${common[@]}" "$@"
-    hash=$(hash_in "$out")
-    run=$(json_value run <<<"$out")
-    [ -n "$hash" ] || fail "no hash in $out"
-}
-metrics() { sed -n "s/.*\"$1\":\([^,}]*\).*/\1/p" "$run/metrics.jsonl"; }
-
 trains 1
 want=$hash first=$run want_lines=$(metrics period; metrics divergence)
 

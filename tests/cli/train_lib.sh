@@ -58,6 +58,20 @@ hash_in() {
     sed -n 's/.*\(state hash *\|"hash":"\)\([0-9a-f]\{64\}\).*/\2/p' <<<"$1"
 }
 
+# trains N [ARGUMENT...]: trains job.yaml on N ranks with the arguments in the array `common`; sets run and hash.
+# shellcheck disable=SC2154 # the test sets `common`, lib.sh sets `out`
+trains() {
+    local ranks=$1
+    shift
+    assert_exit 0 "$TANDEM" train job.yaml -q --json -n "$ranks" "${common[@]}" "$@"
+    hash=$(hash_in "$out")
+    run=$(json_value run <<<"$out")
+    [ -n "$hash" ] || fail "no hash in $out"
+}
+
+# metrics FIELD: its numbers in the metrics of the run that trains() has set, one per line.
+metrics() { sed -n "s/.*\"$1\":\([^,}]*\).*/\1/p" "$run/metrics.jsonl"; }
+
 # wait_for SECONDS COMMAND...: until the command succeeds.
 wait_for() {
     local end=$((SECONDS + $1))
